@@ -1,0 +1,1 @@
+"""From a Hugging Face checkpoint of any hybrid family to one canonical model description and checkpoint."""

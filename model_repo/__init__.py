@@ -1,0 +1,1 @@
+"""The Triton model repository, its supervisor and the clients."""

@@ -1,0 +1,43 @@
+"""What a layer keeps between steps: paged token caches and fixed-size recurrent states."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int32": 4, "int64": 8, "bool": 1}
+
+
+@dataclass(frozen=True)
+class PageSpec:
+    """A paged cache of one layer, `[pages, page_size, *shape]`.
+
+    Layers of one `group` share a block table: they hold the same tokens, and page `p` of the group is
+    page `p` of each of their pools. Page 0 is reserved for padding.
+    """
+
+    name: str
+    group: str
+    shape: tuple[int, ...]  # of one token
+    dtype: str = "float32"
+    window: int | None = None  # tokens that can still be attended; None: all of them
+
+    @property
+    def bytes_per_token(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """A recurrent state of one layer, `[slots, *shape]`, overwritten in place. Slot 0 is reserved for padding."""
+
+    name: str
+    shape: tuple[int, ...]  # of one sequence
+    dtype: str = "float32"
+
+    @property
+    def bytes_per_slot(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+CacheSpec = PageSpec | StateSpec

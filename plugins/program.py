@@ -1,0 +1,129 @@
+"""The flat program: a list of operator calls without control flow, written once and read by every walker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hybridtrt.plugins.caches import CacheSpec, PageSpec, StateSpec
+from hybridtrt.plugins.registry import op_spec
+from hybridtrt.plugins.spec import Load, TensorSpec
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator call. `weights` and `caches` map the operator's operand names to names in the program."""
+
+    op: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    weights: Mapping[str, str] = field(default_factory=dict)
+    caches: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Program:
+    """Operator calls in order, with the specs of every value, weight and cache they name."""
+
+    values: dict[str, TensorSpec] = field(default_factory=dict)
+    weights: dict[str, TensorSpec] = field(default_factory=dict)
+    caches: dict[str, CacheSpec] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    inputs: tuple[str, ...] = ()  # values that come from the step batch
+    outputs: tuple[str, ...] = ()
+
+    def add_input(self, name: str, spec: TensorSpec) -> str:
+        """Declare a value that the step batch brings."""
+        self.values[name] = spec
+        self.inputs += (name,)
+        return name
+
+    def call(
+        self,
+        op: str,
+        name: str,
+        *inputs: str,
+        weights: Mapping[str, str] | None = None,
+        caches: Mapping[str, str] | None = None,
+        **attributes: Any,
+    ) -> tuple[str, ...]:
+        """Append one operator call and return the names of its outputs.
+
+        Raises `ValueError`, naming the node, for an unknown operand, a name used twice or shapes that do not fit.
+        """
+        spec = op_spec(op)
+        weights, caches = dict(weights or {}), dict(caches or {})
+        required, optional = set(spec.weights), set(spec.optional_weights)
+        arity = len(spec.inputs) <= len(inputs) <= len(spec.inputs) + len(spec.optional_inputs)
+        if (
+            not arity
+            or not required <= set(weights) <= required | optional
+            or set(caches) != set(spec.caches)
+            or not set(attributes) <= set(spec.attributes)
+        ):
+            raise ValueError(
+                f"{name}: op {op!r} takes inputs {spec.inputs} (+ {spec.optional_inputs}), weights {spec.weights} "
+                f"(+ {spec.optional_weights}), caches {spec.caches}, attributes {spec.attributes}; "
+                f"got {len(inputs)} inputs, {sorted(weights)}, {sorted(caches)}, {sorted(attributes)}"
+            )
+        try:
+            results = spec.infer(
+                [self.values[value] for value in inputs],
+                {role: self.weights[weight] for role, weight in weights.items()},
+                attributes,
+            )
+        except ValueError as error:
+            raise ValueError(f"{name} ({op}): {error}") from None
+        outputs = (name,) if len(results) == 1 else tuple(f"{name}:{i}" for i in range(len(results)))
+        for output, result in zip(outputs, results, strict=True):
+            if output in self.values:
+                raise ValueError(f"value {output!r} is defined twice")
+            self.values[output] = result
+        self.nodes.append(Node(op, name, inputs, outputs, weights, caches, attributes))
+        return outputs
+
+    def flops(self, node: Node, load: Load) -> int:
+        """Floating point operations of one node in a step of the given size."""
+        return op_spec(node.op).flops(
+            [self.values[value] for value in node.inputs],
+            {role: self.weights[weight] for role, weight in node.weights.items()},
+            node.attributes,
+            load,
+        )
+
+    def last_use(self) -> dict[str, int]:
+        """Index of the last node that reads each value; outputs of the program are never dropped."""
+        last = {value: i for i, node in enumerate(self.nodes) for value in node.inputs}
+        return {value: i for value, i in last.items() if value not in self.outputs}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the engine file."""
+        return {
+            "values": {name: [list(spec.shape), spec.dtype] for name, spec in self.values.items()},
+            "weights": {name: [list(spec.shape), spec.dtype] for name, spec in self.weights.items()},
+            "caches": [{"kind": type(spec).__name__, **asdict(spec)} for spec in self.caches.values()],
+            "nodes": [asdict(node) for node in self.nodes],
+            "inputs": list(self.inputs),
+            "outputs": list(self.outputs),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Program:
+        """The inverse of `to_dict`."""
+        specs = {
+            key: {name: TensorSpec(tuple(shape), dtype) for name, (shape, dtype) in data[key].items()}
+            for key in ("values", "weights")
+        }
+        caches: dict[str, CacheSpec] = {}
+        for entry in data["caches"]:
+            fields = dict(entry, shape=tuple(entry["shape"]))
+            kind = {"PageSpec": PageSpec, "StateSpec": StateSpec}[fields.pop("kind")]
+            caches[fields["name"]] = kind(**fields)
+        nodes = [
+            Node(**{**node, "inputs": tuple(node["inputs"]), "outputs": tuple(node["outputs"])})
+            for node in data["nodes"]
+        ]
+        return cls(specs["values"], specs["weights"], caches, nodes, tuple(data["inputs"]), tuple(data["outputs"]))

@@ -1,0 +1,57 @@
+"""Where each operator lives: a room (folder) an operator family, with its spec and one kernel module a walker."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from hybridtrt.plugins.spec import OpSpec
+
+ROOMS = (
+    "attention",
+    "causal_conv",
+    "embedding",
+    "experts",
+    "linear",
+    "linear_attention",
+    "pointwise",
+    "rms_norm",
+    "rotary",
+    "router",
+    "selective_scan",
+    "ssd",
+)
+WALKERS = ("reference", "cpu")
+
+
+@cache
+def _index() -> dict[str, tuple[OpSpec, str]]:
+    found: dict[str, tuple[OpSpec, str]] = {}
+    for room in ROOMS:
+        for op in importlib.import_module(f"hybridtrt.plugins.{room}").SPECS:
+            found[op.name] = (op, room)
+    return found
+
+
+def op_names() -> tuple[str, ...]:
+    """Names of all operators."""
+    return tuple(_index())
+
+
+def op_spec(name: str) -> OpSpec:
+    """Spec of an operator. Raises `ValueError` for an unknown name."""
+    if name not in _index():
+        raise ValueError(f"op {name!r} is not known; known: {', '.join(sorted(_index()))}")
+    return _index()[name][0]
+
+
+def kernel(name: str, walker: str) -> Callable[..., Any]:
+    """The function of `walker` (one of `WALKERS`) that computes an operator."""
+    if walker not in WALKERS:
+        raise ValueError(f"walker {walker!r} is not known; known: {', '.join(WALKERS)}")
+    op_spec(name)
+    module = importlib.import_module(f"hybridtrt.plugins.{_index()[name][1]}.{walker}")
+    function: Callable[..., Any] = getattr(module, name)
+    return function

@@ -1,0 +1,5 @@
+"""Command line of hybridtrt."""
+
+
+def main() -> int:
+    return 0
