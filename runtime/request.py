@@ -41,8 +41,9 @@ class Request:
 class Output:
     """What one step added to one request: deltas, never the prompt. The last one carries `finish_reason`.
 
-    `text` is complete UTF-8 and empty while a character or a possible stop word is held back. An end token that stopped
-    the request is not part of `token_ids`. `error` is set when `finish_reason` is "error".
+    `token_ids` are all tokens that were sampled, with the end token that stopped the request (as transformers'
+    generate); `text` omits special tokens and stop words, is complete UTF-8, and is empty while a character or a possible
+    stop word is held back. `error` is set when `finish_reason` is "error".
     """
 
     request_id: str
