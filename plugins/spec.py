@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 Dim = int | str  # symbolic: "T" tokens of the step, "R" rows that want logits
 Shape = tuple[Dim, ...]
@@ -35,8 +36,8 @@ class Load:
         return total
 
 
-Infer = Callable[[list[TensorSpec], Mapping[str, TensorSpec], Mapping[str, object]], list[TensorSpec]]
-Flops = Callable[[list[TensorSpec], Mapping[str, TensorSpec], Mapping[str, object], Load], int]
+Infer = Callable[[list[TensorSpec], Mapping[str, TensorSpec], Mapping[str, Any]], list[TensorSpec]]
+Flops = Callable[[list[TensorSpec], Mapping[str, TensorSpec], Mapping[str, Any], Load], int]
 
 
 @dataclass(frozen=True)
@@ -60,3 +61,19 @@ class OpSpec:
     step_inputs: tuple[str, ...] = ()
     aliases: tuple[tuple[int, int], ...] = ()
 
+
+def require(condition: bool, message: str) -> None:
+    """Raise `ValueError(message)` unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def elementwise_flops(per_element: int) -> Flops:
+    """Cost of an operator that does `per_element` operations on each element of its first input."""
+
+    def flops(
+        inputs: list[TensorSpec], weights: Mapping[str, TensorSpec], attributes: Mapping[str, Any], load: Load
+    ) -> int:
+        return per_element * load.size(inputs[0].shape)
+
+    return flops

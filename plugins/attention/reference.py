@@ -1,0 +1,35 @@
+"""softmax(scale * q k^T + causal mask) v, one sequence and one head group after another."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hybridtrt.plugins.ragged import Step
+
+
+def store(step: Step, k: Tensor, v: Tensor, kv: Tensor, group: str) -> None:
+    """Write the keys and values of this step's tokens, `[T, kv_heads, head_dim]` each, into their pages."""
+    page_size = kv.shape[1]
+    pages = step.block_tables[group][step.token_rows, step.positions // page_size]
+    kv[pages, step.positions % page_size] = torch.stack([k, v], dim=1).to(kv.dtype)
+
+
+def attention(
+    step: Step, q: Tensor, k: Tensor, v: Tensor, *, kv: Tensor, group: str, scale: float, window: int | None = None
+) -> Tensor:
+    """Attend to the cached tokens and to this step's; a window of W sees W tokens, the current one included."""
+    store(step, k, v, kv, group)
+    out = torch.empty_like(q)
+    per_group = q.shape[1] // k.shape[1]
+    for row, tokens in step.slices():
+        positions = step.positions[tokens]
+        length = int(positions[-1]) + 1
+        cached = kv[step.block_tables[group][row]].flatten(0, 1)[:length].to(q.dtype)  # [length, 2, kv_heads, head_dim]
+        distance = positions[:, None] - torch.arange(length)
+        masked = (distance < 0) if window is None else (distance < 0) | (distance >= window)
+        for head in range(q.shape[1]):
+            keys, values = cached[:, :, head // per_group].unbind(1)
+            scores = (q[tokens, head] @ keys.T * scale).masked_fill(masked, -torch.inf)
+            out[tokens, head] = scores.softmax(-1) @ values
+    return out

@@ -1,0 +1,38 @@
+"""Depthwise causal convolution over a ragged batch; its state is the last width - 1 inputs (ONNX CausalConvWithState)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hybridtrt.plugins.spec import Load, OpSpec, TensorSpec, require
+
+
+def _infer(
+    inputs: list[TensorSpec], weights: Mapping[str, TensorSpec], attributes: Mapping[str, Any]
+) -> list[TensorSpec]:
+    (x,), weight = inputs, weights["weight"]
+    require(weight.shape[0] == x.shape[1], f"weight {weight.shape} does not fit x {x.shape}")
+    require(attributes.get("activation") in (None, "silu"), f"activation {attributes.get('activation')!r} is not silu")
+    return [x]
+
+
+def _flops(
+    inputs: list[TensorSpec], weights: Mapping[str, TensorSpec], attributes: Mapping[str, Any], load: Load
+) -> int:
+    return 2 * int(weights["weight"].shape[1]) * load.size(inputs[0].shape)
+
+
+SPECS = (
+    OpSpec(
+        name="causal_conv",
+        inputs=("x",),  # [T, channels]
+        weights=("weight",),  # [channels, width]
+        optional_weights=("bias",),  # [channels]
+        caches=("state",),  # [slots, channels, width - 1], oldest first
+        attributes=("activation",),
+        step_inputs=("cu_seqlens", "state_src", "state_dst"),
+        infer=_infer,
+        flops=_flops,
+    ),
+)

@@ -1,0 +1,102 @@
+"""The linear recurrence that linear attention and state space duality share, chunked for prefill and stepped for decode.
+
+S_t = exp(g_t) S_{t-1} + k_t u_t^T, o_t = q_t S_t, where u_t = v_t, or with the delta rule u_t = beta_t (v_t - k_t S),
+S being the decayed state before t. The chunked form is that of arXiv 2312.06635 (gated) and arXiv 2412.06464 (gated
+delta): inside a chunk everything is a matrix product, the delta rule one triangular solve.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hybridtrt.plugins.ragged import Chunks, Step
+
+CHUNK = 64
+
+
+def linear_recurrence(
+    step: Step, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, state: Tensor
+) -> Tensor:
+    """Run every row of a step from `state_src` to `state_dst`.
+
+    q, k `[T, Hk, K]`; v `[T, H, V]` with H a multiple of Hk; g (log decay, <= 0) and beta `[T, H]`; state
+    `[slots, H, K, V]`, updated in place. Returns `[T, H, V]`.
+    """
+    out = torch.empty_like(v)
+    grouped = (q.shape[1], v.shape[1] // q.shape[1])  # key heads, value heads of each
+    q, k = q.unsqueeze(2), k.unsqueeze(2)
+    v = v.unflatten(1, grouped)
+    g = None if g is None else g.unflatten(1, grouped)
+    beta = None if beta is None else beta.unflatten(1, grouped)
+    if len(step.single_rows):
+        at = step.single_tokens
+        initial = state[step.state_src[step.single_rows]].to(v.dtype).unflatten(1, grouped)
+        o, final = _one_token(
+            q[at], k[at], v[at], None if g is None else g[at], None if beta is None else beta[at], initial
+        )
+        out[at] = o.flatten(1, 2)
+        state[step.state_dst[step.single_rows]] = final.flatten(1, 2).to(state.dtype)
+    chunks = step.chunks(CHUNK)
+    if chunks is not None:
+        initial = state[step.state_src[chunks.rows]].to(v.dtype).unflatten(1, grouped)
+        o, final = _chunked(chunks, q, k, v, g, beta, initial)
+        chunks.scatter(o.flatten(2, 3), out)
+        state[step.state_dst[chunks.rows]] = final.flatten(1, 2).to(state.dtype)
+    return out
+
+
+def _one_token(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token of each of n rows: q, k `[n, Hk, 1, K]`, v `[n, Hk, r, V]`, state `[n, Hk, r, K, V]`."""
+    if g is not None:
+        state = state * g.exp()[..., None, None]
+    if beta is not None:
+        v = (v - (k.unsqueeze(-2) @ state).squeeze(-2)) * beta.unsqueeze(-1)
+    state = state + k.unsqueeze(-1) * v.unsqueeze(-2)
+    return (q.unsqueeze(-2) @ state).squeeze(-2), state
+
+
+def _chunked(
+    chunks: Chunks, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """All chunks of all longer rows. Returns `[N, C, Hk, r, V]` and the rows' final states."""
+    q, k, v = (chunks.gather(x).movedim(1, -2) for x in (q, k, v))  # [N, Hk, 1 or r, C, K or V]
+    causal = torch.ones(chunks.size, chunks.size, dtype=torch.bool).tril()
+    scores = q @ k.mT
+    if g is None:
+        scores = scores.masked_fill(~causal, 0.0)
+        q_decayed, k_rest, total, decay = q, k, None, None
+    else:
+        cumulative = chunks.gather(g).movedim(1, -1).cumsum(-1)  # [N, Hk, r, C]
+        # Decay from token j to token i >= j; masked before exp so that no positive exponent is ever taken.
+        decay = (cumulative[..., :, None] - cumulative[..., None, :]).masked_fill(~causal, -torch.inf).exp()
+        scores = scores * decay
+        q_decayed = q * cumulative.exp()[..., None]
+        k_rest = k * (cumulative[..., -1:] - cumulative).exp()[..., None]
+        total = cumulative[..., -1].exp()[..., None, None]
+    k_state = None
+    if beta is not None:
+        b = chunks.gather(beta).movedim(1, -1)[..., None]
+        mixing = b * (k @ k.mT)
+        k_decayed = b * k
+        if g is not None:
+            mixing = mixing * decay
+            k_decayed = k_decayed * cumulative.exp()[..., None]
+        # (I + strictly lower part) u = beta v - (beta k decayed) S, for both right-hand sides at once.
+        solved = torch.linalg.solve_triangular(
+            mixing, torch.cat([b * v, k_decayed.expand(*v.shape[:-1], -1)], dim=-1), upper=False, unitriangular=True
+        )
+        v, k_state = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
+    out = torch.empty_like(v)
+    for rows, numbers in chunks.waves:
+        s = state[rows]
+        u = v[numbers]
+        if k_state is not None:
+            u = u - k_state[numbers] @ s
+        out[numbers] = q_decayed[numbers] @ s + scores[numbers] @ u
+        if total is not None:
+            s = s * total[numbers]
+        state[rows] = s + k_rest[numbers].mT @ u
+    return out.movedim(-2, 1), state

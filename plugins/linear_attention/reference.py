@@ -1,0 +1,65 @@
+"""The recurrence, token after token.
+
+gated: log decay g = -exp(A_log) softplus(a + dt_bias) (Mamba's gate, as in Gated DeltaNet, arXiv 2412.06464);
+delta: beta = sigmoid(b), and the state is corrected by what it already predicts for k.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hybridtrt.plugins.ragged import Step
+
+
+def prepare(
+    q: Tensor,
+    k: Tensor,
+    gates: tuple[Tensor, ...],
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    rule: str,
+    scale: float,
+    l2_norm: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Normalised and scaled q, normalised k, log decay g and beta (None where the rule has none)."""
+    if l2_norm:
+        q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    remaining = list(gates)
+    g = beta = None
+    if A_log is not None and dt_bias is not None:
+        g = -A_log.exp() * F.softplus(remaining.pop(0) + dt_bias)
+    if "delta" in rule:
+        beta = remaining.pop(0).sigmoid()
+    return q * scale, k, g, beta
+
+
+def linear_attention(
+    step: Step,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *gates: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    state: Tensor,
+    rule: str,
+    scale: float,
+    l2_norm: bool = False,
+) -> Tensor:
+    """`[T, heads, V]` from q, k `[T, key_heads, K]` and v `[T, heads, V]`."""
+    q, k, g, beta = prepare(q, k, gates, A_log, dt_bias, rule, scale, l2_norm)
+    repeats = v.shape[1] // q.shape[1]
+    q, k = q.repeat_interleave(repeats, 1), k.repeat_interleave(repeats, 1)
+    out = torch.empty_like(v)
+    for row, tokens in step.slices():
+        s = state[step.state_src[row]].to(v.dtype)  # [heads, K, V]
+        for t in range(tokens.start, tokens.stop):
+            if g is not None:
+                s = s * g[t].exp()[:, None, None]
+            u = v[t] if beta is None else beta[t][:, None] * (v[t] - torch.einsum("hk,hkv->hv", k[t], s))
+            s = s + k[t][:, :, None] * u[:, None, :]
+            out[t] = torch.einsum("hk,hkv->hv", q[t], s)
+        state[step.state_dst[row]] = s.to(state.dtype)
+    return out

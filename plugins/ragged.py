@@ -1,0 +1,103 @@
+"""A step batch as torch tensors, with the index tables that torch kernels share, each computed once a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from hybridtrt.plugins.step import StepBatch
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """The rows of more than one token, cut into chunks of at most `size` tokens: `N` chunks of `P` rows.
+
+    `waves[j]` pairs the rows that have a j-th chunk with the numbers of those chunks: state passes from wave to wave,
+    everything inside a chunk runs over all chunks at once.
+    """
+
+    size: int
+    rows: Tensor  # [P] row numbers
+    index: Tensor  # [N, size] token numbers; T (one past the last) where there is no token
+    valid: Tensor  # [N, size]
+    waves: list[tuple[Tensor, Tensor]]  # (positions in `rows`, chunk numbers)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """`[T, ...]` to `[N, size, ...]`, zero where there is no token."""
+        return torch.cat([x, x.new_zeros(1, *x.shape[1:])])[self.index]
+
+    def scatter(self, chunks: Tensor, out: Tensor) -> None:
+        """Write `[N, size, ...]` back to the tokens of `out` `[T, ...]`."""
+        out[self.index[self.valid]] = chunks[self.valid]
+
+
+class Step:
+    """One step as torch kernels see it. The tensors are those of `StepBatch`, as int64."""
+
+    def __init__(self, batch: StepBatch) -> None:
+        self.num_tokens = batch.num_tokens
+        self.num_sequences = batch.num_sequences
+        self.input_ids = torch.from_numpy(batch.input_ids).long()
+        self.positions = torch.from_numpy(batch.positions).long()
+        self.cu_seqlens = torch.from_numpy(batch.cu_seqlens).long()
+        self.context_lens = torch.from_numpy(batch.context_lens).long()
+        self.state_src = torch.from_numpy(batch.state_src).long()
+        self.state_dst = torch.from_numpy(batch.state_dst).long()
+        self.logits_indices = torch.from_numpy(batch.logits_indices).long()
+        self.block_tables = {group: torch.from_numpy(table).long() for group, table in batch.block_tables.items()}
+        self._chunks: dict[int, Chunks | None] = {}
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Tokens of each row in this step, `[B]`."""
+        return self.cu_seqlens.diff()
+
+    @cached_property
+    def token_rows(self) -> Tensor:
+        """The row of each token, `[T]`."""
+        return torch.repeat_interleave(torch.arange(self.num_sequences), self.lengths)
+
+    @cached_property
+    def single_rows(self) -> Tensor:
+        """Rows of one token: decode tokens, and prefill chunks that happen to be that short."""
+        return torch.nonzero(self.lengths == 1).flatten()
+
+    @cached_property
+    def single_tokens(self) -> Tensor:
+        """The token of each of `single_rows`."""
+        return self.cu_seqlens[self.single_rows]
+
+    def slices(self) -> Iterator[tuple[int, slice]]:
+        """Every row with its tokens, one after another; the reference kernels' order."""
+        bounds = self.cu_seqlens.tolist()
+        for row, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+            yield row, slice(start, end)
+
+    def chunks(self, size: int) -> Chunks | None:
+        """Chunks of at most `size` tokens of all longer rows; None if there is no such row."""
+        if size not in self._chunks:
+            self._chunks[size] = self._cut(size)
+        return self._chunks[size]
+
+    def _cut(self, size: int) -> Chunks | None:
+        rows = torch.nonzero(self.lengths > 1).flatten()
+        if not len(rows):
+            return None
+        lengths = self.lengths[rows]
+        size = min(size, 1 << (int(lengths.max()) - 1).bit_length())  # short chunks are not padded to the full size
+        counts = (lengths + size - 1) // size
+        owner = torch.repeat_interleave(torch.arange(len(rows)), counts)
+        first = counts.cumsum(0) - counts
+        number = torch.arange(int(counts.sum())) - first[owner]
+        offset = number[:, None] * size + torch.arange(size)
+        valid = offset < lengths[owner][:, None]
+        index = torch.where(valid, self.cu_seqlens[rows][owner][:, None] + offset, self.num_tokens)
+        waves = []
+        for wave in range(int(counts.max())):
+            active = torch.nonzero(counts > wave).flatten()
+            waves.append((active, first[active] + wave))
+        return Chunks(size, rows, index, valid, waves)

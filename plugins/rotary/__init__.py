@@ -1,0 +1,44 @@
+"""Rotary position embedding (RoFormer, arXiv 2104.09864)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hybridtrt.plugins.spec import OpSpec, TensorSpec, elementwise_flops, require
+
+
+def _infer_table(
+    inputs: list[TensorSpec], weights: Mapping[str, TensorSpec], attributes: Mapping[str, Any]
+) -> list[TensorSpec]:
+    half = attributes["rotary_dim"] // 2
+    require(attributes["rotary_dim"] == 2 * half > 0, f"rotary_dim={attributes['rotary_dim']} is not even and positive")
+    return [TensorSpec(("T", half)), TensorSpec(("T", half))]
+
+
+def _infer(
+    inputs: list[TensorSpec], weights: Mapping[str, TensorSpec], attributes: Mapping[str, Any]
+) -> list[TensorSpec]:
+    x, cos, sin = inputs
+    head_dim, half = x.shape[-1], cos.shape[-1]
+    require(isinstance(head_dim, int) and isinstance(half, int) and 2 * half <= head_dim, f"{x.shape} is too narrow")
+    require(cos.shape == sin.shape, f"cos {cos.shape} differs from sin {sin.shape}")
+    return [x]
+
+
+SPECS = (
+    OpSpec(
+        name="rotary_table",
+        inputs=("positions",),  # [T]
+        attributes=("theta", "rotary_dim"),
+        infer=_infer_table,
+        flops=elementwise_flops(0),
+    ),
+    OpSpec(
+        name="rotary",
+        inputs=("x", "cos", "sin"),  # [T, heads, head_dim], [T, rotary_dim / 2] twice
+        infer=_infer,
+        flops=elementwise_flops(3),
+        aliases=((0, 0),),
+    ),
+)

@@ -1,0 +1,63 @@
+"""Decode in one step; prefill as an inclusive scan by doubling inside chunks, state passed from chunk to chunk."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hybridtrt.plugins.ragged import Step
+
+CHUNK = 32
+
+
+def selective_scan(
+    step: Step,
+    x: Tensor,
+    dt: Tensor,
+    B: Tensor,
+    C: Tensor,
+    *,
+    A_log: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+) -> Tensor:
+    """`[T, channels]` to the same."""
+    A = -A_log.exp()
+    dt = F.softplus(dt + dt_bias)
+    y = torch.empty_like(x)
+    if len(step.single_rows):
+        at = step.single_tokens
+        h = state[step.state_src[step.single_rows]].to(x.dtype)
+        h = h * (dt[at].unsqueeze(-1) * A).exp() + (dt[at] * x[at]).unsqueeze(-1) * B[at].unsqueeze(1)
+        y[at] = (h @ C[at].unsqueeze(-1)).squeeze(-1)
+        state[step.state_dst[step.single_rows]] = h.to(state.dtype)
+    chunks = step.chunks(CHUNK)
+    if chunks is not None:
+        h = state[step.state_src[chunks.rows]].to(x.dtype)
+        steps, inputs, b, c = (chunks.gather(value) for value in (dt, dt * x, B, C))  # padding: dt = 0 keeps the state
+        out = x.new_empty(*chunks.index.shape, x.shape[1])
+        for rows, numbers in chunks.waves:
+            decay = (steps[numbers].unsqueeze(-1) * A).exp()  # [n, C, channels, N]
+            value = inputs[numbers].unsqueeze(-1) * b[numbers].unsqueeze(2)
+            value[:, 0] += decay[:, 0] * h[rows]
+            _inclusive_scan(decay, value)
+            out[numbers] = (value @ c[numbers].unsqueeze(-1)).squeeze(-1)
+            h[rows] = value[:, -1]
+        chunks.scatter(out, y)
+        state[step.state_dst[chunks.rows]] = h.to(state.dtype)
+    return y.addcmul_(x, D)
+
+
+def _inclusive_scan(decay: Tensor, value: Tensor) -> None:
+    """value[t] = decay[t] value[t - 1] + value[t] along dimension 1, in place, in log2(length) passes.
+
+    Both arguments are overwritten. All decays are at most 1, so products of them cannot overflow.
+    """
+    length = value.shape[1]
+    offset = 1
+    while offset < length:
+        value[:, offset:] += decay[:, offset:] * value[:, :-offset]
+        decay[:, offset:] = decay[:, offset:] * decay[:, :-offset]
+        offset *= 2
