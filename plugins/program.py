@@ -94,10 +94,14 @@ class Program:
             load,
         )
 
-    def last_use(self) -> dict[str, int]:
-        """Index of the last node that reads each value; outputs of the program are never dropped."""
-        last = {value: i for i, node in enumerate(self.nodes) for value in node.inputs}
-        return {value: i for value, i in last.items() if value not in self.outputs}
+    def dead_after(self) -> list[tuple[str, ...]]:
+        """For each node the values that nothing reads after it; outputs of the program stay."""
+        last = {value: i for i, node in enumerate(self.nodes) for value in (*node.outputs, *node.inputs)}
+        dead: list[list[str]] = [[] for _ in self.nodes]
+        for value, i in last.items():
+            if value not in self.outputs:
+                dead[i].append(value)
+        return [tuple(values) for values in dead]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the engine file."""

@@ -45,8 +45,9 @@ class OpSpec:
     """Declares one operator. Kernels are called `kernel(step, *inputs, **weights, **caches, **attributes)`.
 
     `infer(inputs, weights, attributes)` returns the specs of the outputs and raises `ValueError` on operands that
-    do not fit; `flops(inputs, weights, attributes, load)` counts floating point operations. `aliases` maps an output index to the input index whose memory it may reuse. `step_inputs` names the
-    arrays of the step contract that the kernel reads besides its operands.
+    do not fit; `flops(inputs, weights, attributes, load)` counts floating point operations. `aliases` maps an output
+    index to the input index whose memory it may reuse. `step_inputs` names the arrays of the step contract that the
+    kernel reads besides its operands.
     """
 
     name: str

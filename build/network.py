@@ -1,0 +1,65 @@
+"""The network of any hybrid model, written once: `ModelConfig` to `Program`."""
+
+from __future__ import annotations
+
+from hybridtrt.build.ffns import FFNS
+from hybridtrt.build.mixers import MIXERS, Shared
+from hybridtrt.build.scope import Scope
+from hybridtrt.converters.config import Block, ModelConfig
+from hybridtrt.plugins.program import Program
+from hybridtrt.plugins.spec import TensorSpec
+
+
+def build_program(config: ModelConfig) -> Program:
+    """All operator calls from token ids `[T]` to `logits` `[R, vocab]`.
+
+    Raises `ValueError`, naming the node, where the description does not fit together.
+    """
+    program = Program(
+        weights={
+            name: TensorSpec(spec.shape, "float32" if spec.full_precision else config.dtype)
+            for name, spec in config.weight_table().items()
+        },
+        caches={spec.name: spec for spec in config.caches()},
+    )
+    scope = Scope(program, "", config.norm_eps)
+    ids = program.add_input("input_ids", TensorSpec(("T",), "int32"))
+    positions = program.add_input("positions", TensorSpec(("T",), "int32"))
+    (x,) = program.call("embedding", "embedding", ids, weights={"weight": "embedding.weight"})
+    if config.embedding_multiplier != 1.0:
+        (x,) = scope.call("scale", "embedding_scaled", x, by=config.embedding_multiplier)
+    shared = Shared(rope=None)
+    if config.rope is not None:
+        cos, sin = scope.call(
+            "rotary_table", "rope", positions, theta=config.rope.theta, rotary_dim=config.rope.rotary_dim
+        )
+        shared = Shared(rope=(cos, sin))
+    for i, layer in enumerate(config.layers):
+        for block in layer.blocks:
+            x = _block(scope.inner(f"layers.{i}"), x, block, shared)
+    (x,) = scope.call("gather_rows", "last_tokens", x)
+    x = scope.norm(x, "final_norm")
+    head = "embedding.weight" if config.tie_word_embeddings else "lm_head.weight"
+    (logits,) = program.call("linear", "lm_head", x, weights={"weight": head})
+    if config.logits_multiplier != 1.0:
+        (logits,) = scope.call("scale", "logits", logits, by=config.logits_multiplier)
+    program.outputs = (logits,)
+    unread = program.weights.keys() - {weight for node in program.nodes for weight in node.weights.values()}
+    if unread:
+        raise ValueError(f"the network does not read these weights: {', '.join(sorted(unread))}")
+    return program
+
+
+def _block(scope: Scope, x: str, block: Block, shared: Shared) -> str:
+    first = block.branches[0].kind
+    normed = scope.norm(x, f"{first}.pre_norm")
+    total = ""
+    for branch in block.branches:
+        inner = scope.inner(branch.kind)
+        y = (
+            MIXERS[branch.kind](inner, normed, branch, shared)
+            if branch.kind in MIXERS
+            else FFNS[branch.kind](inner, normed, branch)
+        )
+        total = scope.call("add", f"{branch.kind}.sum", total, y)[0] if total else y
+    return scope.call("add", f"{first}.residual", x, total, scale=block.residual_multiplier)[0]
