@@ -95,7 +95,7 @@ class ModelConfig:
             spec
             for i, layer in enumerate(self.layers)
             for branch in layer.branches()
-            if not isinstance(branch, tuple(FFNS.values()))
+            if isinstance(branch, Mixer)
             for spec in branch.caches(f"layers.{i}.{branch.kind}")
         ]
 

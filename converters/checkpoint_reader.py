@@ -1,0 +1,132 @@
+"""The tensors of a Hugging Face folder: safetensors, one file or shards with an index, memory-mapped.
+
+The format: https://huggingface.co/docs/safetensors. Pickle files are never opened.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+class CheckpointReader:
+    """Names, shapes and dtypes at once, data tensor by tensor."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open every shard. Raises `ValueError` for a folder whose files are damaged or contradict each other."""
+        self.folder = folder
+        index = _read_index(folder)
+        files = _shards(folder, index)
+        self._shard_of: dict[str, str] = {}
+        self._open = {file: open_safetensors(folder / file) for file in files}
+        for file, handle in self._open.items():
+            self._add(file, handle.keys(), index)
+        absent = sorted(set(index or ()) - set(self._shard_of))
+        if index and absent:
+            raise ValueError(
+                f"{folder / index[absent[0]]}: lacks the tensor {absent[0]}, which {INDEX} puts there"
+                f"{_and_more(len(absent))}"
+            )
+
+    def _add(self, file: str, names: Iterable[str], index: dict[str, str] | None) -> None:
+        for name in names:
+            if index is not None and index.get(name) != file:
+                place = f"{INDEX} puts it in {index[name]}" if name in index else f"{INDEX} does not list it"
+                raise ValueError(f"{self.folder / file}: holds the tensor {name}, but {place}")
+            if name in self._shard_of:
+                raise ValueError(f"{self.folder / file}: holds the tensor {name}, but so does {self._shard_of[name]}")
+            self._shard_of[name] = file
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all tensors."""
+        return set(self._shard_of)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._open[self._shard_of[name]].get_slice(name).get_shape())
+
+    def dtype(self, name: str) -> str:
+        """Raises `ValueError` for a dtype that cannot be converted."""
+        stored = str(self._open[self._shard_of[name]].get_slice(name).get_dtype())
+        if stored not in DTYPES:
+            raise ValueError(f"{self.path(name)}: {name} has dtype {stored}, expected {', '.join(DTYPES)}")
+        return DTYPES[stored]
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor, as a view of the mapped file."""
+        tensor: torch.Tensor = self._open[self._shard_of[name]].get_tensor(name)
+        return tensor
+
+    def path(self, name: str) -> Path:
+        """The file that holds a tensor."""
+        return self.folder / self._shard_of[name]
+
+
+def open_safetensors(path: Path) -> Any:
+    """Map a safetensors file. Raises `ValueError` if it is missing, truncated or damaged."""
+    try:
+        return safe_open(str(path), framework="pt")
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file") from None
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path}: truncated or damaged safetensors file ({error})") from None
+
+
+def _read_index(folder: Path) -> dict[str, str] | None:
+    """Tensor name to shard; None if there is no index."""
+    path = folder / INDEX
+    if not path.exists():
+        return None
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        shards = set(weight_map.values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path}: is no index with a weight_map ({type(error).__name__}: {error})") from None
+    for shard in shards:
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise ValueError(f"{path}: weight_map has {shard!r}, expected the name of a file in the same folder")
+    return dict(weight_map)
+
+
+def _shards(folder: Path, index: dict[str, str] | None) -> list[str]:
+    """The files to open, sorted. Every safetensors file of the folder must be one of them."""
+    found = sorted(path.name for path in folder.glob("*.safetensors"))
+    if index is not None:
+        expected = sorted(set(index.values()))
+        missing = sorted(set(expected) - set(found))
+        if missing:
+            raise ValueError(f"{folder / missing[0]}: no such file, but {INDEX} names it{_and_more(len(missing))}")
+    elif SINGLE in found:
+        expected = [SINGLE]
+    elif found:
+        expected = found
+    else:
+        raise _no_safetensors(folder)
+    stray = sorted(set(found) - set(expected))
+    if stray:
+        named_by = INDEX if index is not None else f"no {INDEX}, and {SINGLE} is there"
+        raise ValueError(f"{folder / stray[0]}: stray file, not named by the index ({named_by}){_and_more(len(stray))}")
+    return expected
+
+
+def _no_safetensors(folder: Path) -> ValueError:
+    pickles = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLE_SUFFIXES)
+    if pickles:
+        return ValueError(
+            f"{folder / pickles[0]}: pickle files are never loaded, as they can run code; expected safetensors"
+        )
+    return ValueError(f"{folder}: no *.safetensors file")
+
+
+def _and_more(count: int) -> str:
+    return f" (and {count - 1} more)" if count > 1 else ""

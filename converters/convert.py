@@ -1,0 +1,100 @@
+"""From a Hugging Face folder to a canonical checkpoint: one pass, weight by weight."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from hybridtrt.converters.checkpoint import (
+    CONFIG,
+    TOKENIZER,
+    WEIGHTS,
+    checkpoint_config,
+    is_checkpoint,
+    weight_layouts,
+)
+from hybridtrt.converters.checkpoint_reader import CheckpointReader
+from hybridtrt.converters.config import ModelConfig
+from hybridtrt.converters.matching import match_sources
+from hybridtrt.converters.model_reader import read_model
+from hybridtrt.converters.safetensors_writer import Progress, write_safetensors
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+def convert(
+    model_dir: str | Path,
+    out_dir: str | Path,
+    dtype: str | None = None,
+    progress: Progress = lambda done, total: None,
+) -> ModelConfig:
+    """Write the checkpoint of the model in `model_dir` to `out_dir` and return its description.
+
+    Matrices are stored in `dtype`, by default the dtype of the model; norms, routers and other sensitive weights in
+    float32. An older checkpoint in `out_dir` is replaced, only once the new one is whole. `progress` is called with
+    the bytes written and the bytes in all. Raises `ValueError` for anything that cannot be converted completely.
+    """
+    model_dir, out_dir = Path(model_dir), Path(out_dir).absolute()
+    _check_target(model_dir, out_dir)
+    model = read_model(model_dir)
+    reader = CheckpointReader(model_dir)
+    sources = match_sources(model, reader)
+    stored = model.dtype or reader.dtype(next(sources["embedding.weight"].tensors(()))[0])
+    config = replace(model.config, dtype=dtype or stored)
+    with _replacing(out_dir) as folder:
+        write_safetensors(
+            folder / WEIGHTS, weight_layouts(config), lambda name: sources[name].pieces(reader.read), progress
+        )
+        text = json.dumps(checkpoint_config(config), indent=2, allow_nan=False)
+        (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+        _copy_tokenizer(model_dir, folder / TOKENIZER)
+    return config
+
+
+def _check_target(model_dir: Path, out_dir: Path) -> None:
+    if not model_dir.is_dir():
+        raise ValueError(f"{model_dir}: no such folder")
+    if out_dir.exists() and not is_checkpoint(out_dir) and not (out_dir.is_dir() and not any(out_dir.iterdir())):
+        raise ValueError(f"{out_dir}: exists and is not a checkpoint of hybridtrt; it is left as it is")
+    if model_dir.resolve().is_relative_to(out_dir.resolve()):
+        raise ValueError(f"{out_dir}: holds the model itself ({model_dir})")
+
+
+def _copy_tokenizer(model_dir: Path, target: Path) -> None:
+    for name in TOKENIZER_FILES:
+        if (model_dir / name).is_file():
+            target.mkdir(exist_ok=True)
+            shutil.copyfile(model_dir / name, target / name)
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """A new folder beside `target` that takes its place when the block ends well, and vanishes otherwise."""
+    fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
+    old = target.with_name(f".{target.name}.{os.getpid()}.old")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    try:
+        yield fresh
+        if target.exists():
+            target.rename(old)
+        fresh.rename(target)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

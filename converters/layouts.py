@@ -1,0 +1,119 @@
+"""Checkpoint layouts that many families share, as rules from canonical weight names to sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hybridtrt.converters.config import ModelConfig
+from hybridtrt.converters.ffns import Ffn, MoeConfig
+from hybridtrt.converters.mixers import AttentionConfig, Mixer
+from hybridtrt.converters.sources import AddOne, Concat, Deinterleave, DropAxis, FirstOf, Named, Source, Sources, Stack
+
+Norm = type[Named] | type[AddOne]
+BranchSources = Callable[[str, Mixer | Ffn], Sources]  # (prefix of the layer, branch) -> names relative to the branch
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Names of what lies outside the branches. `pre_norms` has one name for each block of a layer."""
+
+    pre_norms: tuple[str, ...] = ("input_layernorm.weight", "post_attention_layernorm.weight")
+    final_norm: str = "model.norm.weight"
+    embedding: str = "model.embed_tokens.weight"
+    lm_head: str = "lm_head.weight"
+    layers: str = "model.layers"
+    norm: Norm = Named
+
+    def sources(self, config: ModelConfig, branch_sources: BranchSources) -> Sources:
+        """The source of every weight of `config.weight_table()`, and of `lm_head.weight` also if it is tied."""
+        sources: Sources = {
+            "embedding.weight": Named(self.embedding),
+            "final_norm.weight": self.norm(self.final_norm),
+            "lm_head.weight": Named(self.lm_head),
+        }
+        for i, layer in enumerate(config.layers):
+            prefix = f"{self.layers}.{i}"
+            for block, pre_norm in zip(layer.blocks, self.pre_norms, strict=True):
+                sources[f"layers.{i}.{block.branches[0].kind}.pre_norm.weight"] = self.norm(f"{prefix}.{pre_norm}")
+                for branch in block.branches:
+                    found = branch_sources(prefix, branch)
+                    for name in branch.weights(config.hidden_size):
+                        sources[f"layers.{i}.{branch.kind}.{name}"] = found[name]
+        return sources
+
+
+def attention(prefix: str, config: AttentionConfig, norm: Norm = Named) -> Sources:
+    """`q_proj`, `k_proj`, `v_proj`, `o_proj`; with an output gate `q_proj` holds q and gate head by head."""
+    kv = config.num_kv_heads * config.head_dim
+    q = config.num_heads * config.head_dim * (2 if config.output_gate else 1)
+    sources: Sources = {
+        "q_norm.weight": norm(f"{prefix}.q_norm.weight"),
+        "k_norm.weight": norm(f"{prefix}.k_norm.weight"),
+    }
+    for part in ("weight", "bias"):
+        query: Source = Named(f"{prefix}.q_proj.{part}")
+        if config.output_gate:
+            query = Deinterleave(f"{prefix}.q_proj.{part}", config.num_heads, (config.head_dim, config.head_dim))
+        parts = (query, Named(f"{prefix}.k_proj.{part}"), Named(f"{prefix}.v_proj.{part}"))
+        sources[f"qkv.{part}"] = Concat(parts, rows=(q, kv, kv))
+        sources[f"dense.{part}"] = Named(f"{prefix}.o_proj.{part}")
+    return sources
+
+
+def gated_mlp(prefix: str, name: str = "") -> Sources:
+    """`gate_proj`, `up_proj`, `down_proj`."""
+    return {
+        f"{name}gate_up.weight": Concat((Named(f"{prefix}.gate_proj.weight"), Named(f"{prefix}.up_proj.weight"))),
+        f"{name}down.weight": Named(f"{prefix}.down_proj.weight"),
+    }
+
+
+def experts(prefix: str, config: MoeConfig) -> Sources:
+    """Experts packed (`gate_up_proj`, `down_proj`) or one by one (`{e}.gate_proj.weight`, …)."""
+    one_by_one = range(config.num_experts)
+    return {
+        "experts.gate_up": FirstOf(
+            (
+                Named(f"{prefix}.gate_up_proj"),
+                Stack(
+                    tuple(
+                        Concat((Named(f"{prefix}.{e}.gate_proj.weight"), Named(f"{prefix}.{e}.up_proj.weight")))
+                        for e in one_by_one
+                    )
+                ),
+            )
+        ),
+        "experts.down": FirstOf(
+            (
+                Named(f"{prefix}.down_proj"),
+                Stack(tuple(Named(f"{prefix}.{e}.down_proj.weight") for e in one_by_one)),
+            )
+        ),
+    }
+
+
+def mamba1(prefix: str) -> Sources:
+    """The names of the reference implementation of Mamba, with Jamba's norms."""
+    return _named(prefix, "in_proj.weight", "in_proj.bias", "x_proj.weight", "dt_proj.weight", "A_log", "D") | {
+        **_named(prefix, "out_proj.weight", "out_proj.bias"),
+        "conv.weight": DropAxis(f"{prefix}.conv1d.weight"),
+        "conv.bias": Named(f"{prefix}.conv1d.bias"),
+        "dt_bias": Named(f"{prefix}.dt_proj.bias"),
+        "dt_norm.weight": Named(f"{prefix}.dt_layernorm.weight"),
+        "B_norm.weight": Named(f"{prefix}.b_layernorm.weight"),
+        "C_norm.weight": Named(f"{prefix}.c_layernorm.weight"),
+    }
+
+
+def mamba2(prefix: str) -> Sources:
+    """The names of the reference implementation of Mamba-2."""
+    return _named(prefix, "in_proj.weight", "in_proj.bias", "A_log", "D", "dt_bias", "norm.weight") | {
+        **_named(prefix, "out_proj.weight", "out_proj.bias"),
+        "conv.weight": DropAxis(f"{prefix}.conv1d.weight"),
+        "conv.bias": Named(f"{prefix}.conv1d.bias"),
+    }
+
+
+def _named(prefix: str, *names: str) -> dict[str, Source | FirstOf]:
+    return {name: Named(f"{prefix}.{name}") for name in names}

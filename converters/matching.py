@@ -1,0 +1,94 @@
+"""Matches the weights of a network with the tensors of a checkpoint: each filled, each used, each of its shape."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+
+import torch
+
+from hybridtrt.converters.checkpoint_reader import CheckpointReader
+from hybridtrt.converters.model_reader import Model
+from hybridtrt.converters.sources import FirstOf, Shape, Source
+
+EMBEDDING, HEAD = "embedding.weight", "lm_head.weight"
+COMPARED_ROWS = 4096
+
+
+def match_sources(model: Model, reader: CheckpointReader) -> dict[str, Source]:
+    """The source of every weight of the network, in the spelling that the checkpoint uses.
+
+    Raises `ValueError`, naming tensor and file, for a tensor that is missing, surplus or of the wrong shape or dtype,
+    and for a head that contradicts `tie_word_embeddings`.
+    """
+    rules = model.family.sources(model.config)
+    table = {name: spec.shape for name, spec in model.config.weight_table().items()}
+    names = reader.names
+    shapes = dict(table)
+    tied_head = HEAD not in table and any(name in names for name, _ in _choose(rules[HEAD], (), names).tensors(()))
+    if tied_head:
+        shapes[HEAD] = table[EMBEDDING]
+    sources = {name: _choose(rules[name], shape, names) for name, shape in shapes.items()}
+    _check_names(sources, shapes, model, reader)
+    if tied_head:
+        _check_tied(sources.pop(HEAD), sources[EMBEDDING], reader, model.source)
+    return sources
+
+
+def _choose(rule: Source | FirstOf, shape: Shape, names: set[str]) -> Source:
+    return rule.choose(shape, names) if isinstance(rule, FirstOf) else rule
+
+
+def _check_names(sources: dict[str, Source], shapes: dict[str, Shape], model: Model, reader: CheckpointReader) -> None:
+    needed = {name: shape for weight, source in sources.items() for name, shape in source.tensors(shapes[weight])}
+    missing = [name for name in needed if name not in reader.names]
+    surplus = [
+        name
+        for name in sorted(reader.names - set(needed))
+        if not any(fnmatchcase(name, pattern) for pattern in model.family.ignored)
+    ]
+    if missing or surplus:
+        raise ValueError(_contradiction(missing, surplus, model, reader))
+    for name, shape in needed.items():
+        if reader.shape(name) != shape:
+            raise ValueError(
+                f"{reader.path(name)}: {name} has shape {list(reader.shape(name))}, "
+                f"expected {list(shape)} by {model.source}"
+            )
+        reader.dtype(name)
+
+
+def _contradiction(missing: list[str], surplus: list[str], model: Model, reader: CheckpointReader) -> str:
+    """One line on what differs, starting with a layer in which both sides differ if there is one."""
+    parts = []
+    both = sorted({_layer(name) for name in missing} & {_layer(name) for name in surplus} - {None}, key=str)
+    if both:
+        layer = both[0]
+        missing = sorted(missing, key=lambda name: _layer(name) != layer)
+        surplus = sorted(surplus, key=lambda name: _layer(name) != layer)
+        parts.append(f"layer {layer} does not match its weights")
+    if missing:
+        parts.append(f"missing tensor {_some(missing)}")
+    if surplus:
+        parts.append(f"surplus tensor {_some(surplus)}")
+    return f"{reader.folder}: {', '.join(parts)} (the network is described by {model.source})"
+
+
+def _layer(name: str) -> int | None:
+    found = re.search(r"\.layers\.(\d+)\.", name)
+    return int(found[1]) if found else None
+
+
+def _some(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
+
+
+def _check_tied(head: Source, embedding: Source, reader: CheckpointReader, source: str) -> None:
+    (head_name, _), (embedding_name, _) = next(head.tensors(())), next(embedding.tensors(()))
+    a, b = reader.read(head_name), reader.read(embedding_name)
+    starts = range(0, len(a), COMPARED_ROWS)
+    if not all(torch.equal(a[i : i + COMPARED_ROWS].float(), b[i : i + COMPARED_ROWS].float()) for i in starts):
+        raise ValueError(
+            f"{reader.path(head_name)}: {head_name} differs from {embedding_name}, "
+            f"but tie_word_embeddings is true ({source})"
+        )
