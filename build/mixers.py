@@ -51,9 +51,7 @@ def gated_delta(scope: Scope, x: str, config: GatedDeltaConfig, shared: Shared) 
     """Gated DeltaNet: q, k, v through a convolution, the gated delta rule, a gated norm for each head."""
     heads, v_shape = config.num_v_heads, (config.num_v_heads, config.head_v_dim)
     k_shape = (config.num_k_heads, config.head_k_dim)
-    qkv, z, b, a = scope.split(
-        scope.linear(x, "in_proj"), "split", (config.conv_dim,), v_shape, (heads,), (heads,)
-    )
+    qkv, z, b, a = scope.split(scope.linear(x, "in_proj"), "split", (config.conv_dim,), v_shape, (heads,), (heads,))
     q, k, v = scope.split(scope.conv(qkv), "split_qkv", k_shape, k_shape, v_shape)
     (y,) = scope.program.call(
         "linear_attention",

@@ -37,13 +37,10 @@ class Scope:
 
     def norm(self, x: str, name: str, gate: str | None = None, gate_first: bool = False) -> str:
         """RMSNorm `{name}.weight` over the last dimension, with an optional SiLU gate."""
+        operands = (x,) if gate is None else (x, gate)
+        weights = {"weight": self.path(f"{name}.weight")}
         return self.program.call(
-            "rms_norm",
-            self.path(name),
-            *((x,) if gate is None else (x, gate)),
-            weights={"weight": self.path(f"{name}.weight")},
-            eps=self.norm_eps,
-            **({"gate_first": gate_first} if gate is not None else {}),
+            "rms_norm", self.path(name), *operands, weights=weights, eps=self.norm_eps, gate_first=gate_first
         )[0]
 
     def conv(self, x: str) -> str:

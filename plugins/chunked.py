@@ -1,4 +1,4 @@
-"""The linear recurrence that linear attention and state space duality share, chunked for prefill and stepped for decode.
+"""The linear recurrence of linear attention and state space duality: chunked for prefill, stepped for decode.
 
 S_t = exp(g_t) S_{t-1} + k_t u_t^T, o_t = q_t S_t, where u_t = v_t, or with the delta rule u_t = beta_t (v_t - k_t S),
 S being the decayed state before t. The chunked form is that of arXiv 2312.06635 (gated) and arXiv 2412.06464 (gated
@@ -64,39 +64,25 @@ def _chunked(
     """All chunks of all longer rows. Returns `[N, C, Hk, r, V]` and the rows' final states."""
     q, k, v = (chunks.gather(x).movedim(1, -2) for x in (q, k, v))  # [N, Hk, 1 or r, C, K or V]
     causal = torch.ones(chunks.size, chunks.size, dtype=torch.bool).tril()
-    scores = q @ k.mT
-    if g is None:
-        scores = scores.masked_fill(~causal, 0.0)
-        q_decayed, k_rest, total, decay = q, k, None, None
-    else:
-        cumulative = chunks.gather(g).movedim(1, -1).cumsum(-1)  # [N, Hk, r, C]
-        # Decay from token j to token i >= j; masked before exp so that no positive exponent is ever taken.
-        decay = (cumulative[..., :, None] - cumulative[..., None, :]).masked_fill(~causal, -torch.inf).exp()
-        scores = scores * decay
-        q_decayed = q * cumulative.exp()[..., None]
-        k_rest = k * (cumulative[..., -1:] - cumulative).exp()[..., None]
-        total = cumulative[..., -1].exp()[..., None, None]
-    k_state = None
+    # g summed from the chunk's start to each token; without g the decay is 1 everywhere.
+    total = k.new_zeros(*k.shape[:-1]) if g is None else chunks.gather(g).movedim(1, -1).cumsum(-1)  # [N, Hk, r, C]
+    # Decay from token j to token i >= j; masked before exp so that no positive exponent is ever taken.
+    decay = (total[..., :, None] - total[..., None, :]).masked_fill(~causal, -torch.inf).exp()
+    from_start = total.exp()[..., None]
+    to_end = (total[..., -1:] - total).exp()[..., None]
+    scores = (q @ k.mT) * decay
+    q_state, k_state, k_out = q * from_start, None, k * to_end
     if beta is not None:
         b = chunks.gather(beta).movedim(1, -1)[..., None]
-        mixing = b * (k @ k.mT)
-        k_decayed = b * k
-        if g is not None:
-            mixing = mixing * decay
-            k_decayed = k_decayed * cumulative.exp()[..., None]
-        # (I + strictly lower part) u = beta v - (beta k decayed) S, for both right-hand sides at once.
-        solved = torch.linalg.solve_triangular(
-            mixing, torch.cat([b * v, k_decayed.expand(*v.shape[:-1], -1)], dim=-1), upper=False, unitriangular=True
-        )
+        # (I + strictly lower part of b k k^T decay) u = b v - (b k decayed) S, for both right-hand sides at once.
+        sides = torch.cat([b * v, (b * k * from_start).expand(*v.shape[:-1], -1)], dim=-1)
+        solved = torch.linalg.solve_triangular(b * (k @ k.mT) * decay, sides, upper=False, unitriangular=True)
         v, k_state = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
     out = torch.empty_like(v)
     for rows, numbers in chunks.waves:
-        s = state[rows]
-        u = v[numbers]
+        s, u = state[rows], v[numbers]
         if k_state is not None:
             u = u - k_state[numbers] @ s
-        out[numbers] = q_decayed[numbers] @ s + scores[numbers] @ u
-        if total is not None:
-            s = s * total[numbers]
-        state[rows] = s + k_rest[numbers].mT @ u
+        out[numbers] = q_state[numbers] @ s + scores[numbers] @ u
+        state[rows] = s * from_start[numbers, ..., -1:, :] + k_out[numbers].mT @ u
     return out.movedim(-2, 1), state

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from hybridtrt.plugins.caches import CacheSpec, PageSpec, StateSpec
+from hybridtrt.plugins.caches import CacheSpec
 from hybridtrt.plugins.registry import op_spec
 from hybridtrt.plugins.spec import Load, TensorSpec
 
@@ -69,6 +69,13 @@ class Program:
                 f"(+ {spec.optional_weights}), caches {spec.caches}, attributes {spec.attributes}; "
                 f"got {len(inputs)} inputs, {sorted(weights)}, {sorted(caches)}, {sorted(attributes)}"
             )
+        unknown = (
+            [value for value in inputs if value not in self.values]
+            + [weight for weight in weights.values() if weight not in self.weights]
+            + [cache for cache in caches.values() if cache not in self.caches]
+        )
+        if unknown:
+            raise ValueError(f"{name} ({op}): no such operand: {', '.join(unknown)}")
         try:
             results = spec.infer(
                 [self.values[value] for value in inputs],
@@ -102,32 +109,3 @@ class Program:
             if value not in self.outputs:
                 dead[i].append(value)
         return [tuple(values) for values in dead]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for the engine file."""
-        return {
-            "values": {name: [list(spec.shape), spec.dtype] for name, spec in self.values.items()},
-            "weights": {name: [list(spec.shape), spec.dtype] for name, spec in self.weights.items()},
-            "caches": [{"kind": type(spec).__name__, **asdict(spec)} for spec in self.caches.values()],
-            "nodes": [asdict(node) for node in self.nodes],
-            "inputs": list(self.inputs),
-            "outputs": list(self.outputs),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Program:
-        """The inverse of `to_dict`."""
-        specs = {
-            key: {name: TensorSpec(tuple(shape), dtype) for name, (shape, dtype) in data[key].items()}
-            for key in ("values", "weights")
-        }
-        caches: dict[str, CacheSpec] = {}
-        for entry in data["caches"]:
-            fields = dict(entry, shape=tuple(entry["shape"]))
-            kind = {"PageSpec": PageSpec, "StateSpec": StateSpec}[fields.pop("kind")]
-            caches[fields["name"]] = kind(**fields)
-        nodes = [
-            Node(**{**node, "inputs": tuple(node["inputs"]), "outputs": tuple(node["outputs"])})
-            for node in data["nodes"]
-        ]
-        return cls(specs["values"], specs["weights"], caches, nodes, tuple(data["inputs"]), tuple(data["outputs"]))

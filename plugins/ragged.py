@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -74,7 +75,7 @@ class Step:
     def slices(self) -> Iterator[tuple[int, slice]]:
         """Every row with its tokens, one after another; the reference kernels' order."""
         bounds = self.cu_seqlens.tolist()
-        for row, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for row, (start, end) in enumerate(pairwise(bounds)):
             yield row, slice(start, end)
 
     def chunks(self, size: int) -> Chunks | None:

@@ -1,4 +1,4 @@
-"""Depthwise causal convolution over a ragged batch; its state is the last width - 1 inputs (ONNX CausalConvWithState)."""
+"""Depthwise causal convolution (ONNX CausalConvWithState); its state is the last width - 1 inputs."""
 
 from __future__ import annotations
 

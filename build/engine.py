@@ -1,0 +1,95 @@
+"""The engine folder, in TensorRT-LLM's layout: `config.json`, one engine file a rank, and the tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import hybridtrt
+from hybridtrt.converters.config import ModelConfig
+
+CONFIG_FILE = "config.json"
+ENGINE_FILE = "rank0.engine"
+TARGETS = ("cpu",)
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    """Limits an engine is built for.
+
+    `max_num_tokens` bounds the tokens of one step (prefill chunks and decode tokens together), `max_seq_len` prompt
+    and output of one sequence, `max_batch_size` the sequences of one step; `tokens_per_block` is the page size.
+    """
+
+    target: str = "cpu"
+    max_batch_size: int = 8
+    max_num_tokens: int = 512
+    max_seq_len: int = 2048
+    tokens_per_block: int = 32
+
+    def __post_init__(self) -> None:
+        if self.target not in TARGETS:
+            raise ValueError(f"target {self.target!r} is not known; known: {', '.join(TARGETS)}")
+        for name, value, most in (
+            ("max_batch_size", self.max_batch_size, 4096),
+            ("max_num_tokens", self.max_num_tokens, 1 << 20),
+            ("max_seq_len", self.max_seq_len, 1 << 24),
+            ("tokens_per_block", self.tokens_per_block, 4096),
+        ):
+            if not 1 <= value <= most:
+                raise ValueError(f"{name}={value} is not in 1..{most}")
+        if self.max_num_tokens < self.max_batch_size:
+            raise ValueError(
+                f"max_num_tokens={self.max_num_tokens} is less than max_batch_size={self.max_batch_size}: "
+                "a step could not hold one token of every sequence"
+            )
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """`config.json` of an engine: `{version, pretrained_config, build_config}`."""
+
+    model: ModelConfig
+    build: BuildConfig
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "version": hybridtrt.__version__,
+            "pretrained_config": self.model.to_dict(),
+            "build_config": asdict(self.build),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: Path) -> EngineConfig:
+        """Raises `ValueError` for an engine of another version or damaged data."""
+        if not isinstance(data, dict) or not {"version", "pretrained_config", "build_config"} <= data.keys():
+            raise ValueError(f"{where} is not an engine's: it lacks version, pretrained_config or build_config")
+        if data["version"] != hybridtrt.__version__:
+            raise ValueError(
+                f"{where}: the engine was built by hybridtrt {data['version']}, this is {hybridtrt.__version__}; "
+                "build it again from its checkpoint"
+            )
+        try:
+            return cls(ModelConfig.from_dict(data["pretrained_config"]), BuildConfig(**data["build_config"]))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}: {error}") from None
+
+
+def is_engine(folder: Path) -> bool:
+    """Whether the folder looks like an engine, of whatever version."""
+    return (folder / CONFIG_FILE).is_file() and any(folder.glob("rank*.engine"))
+
+
+def read_engine_config(folder: Path) -> EngineConfig:
+    """Read and check `config.json`. Raises `ValueError` with one clear line for anything that is not our engine."""
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        raise ValueError(f"{folder} is not an engine: there is no {CONFIG_FILE} in it")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
+    return EngineConfig.from_dict(data, path)

@@ -1,0 +1,316 @@
+"""Every operator: its kernels against its definition, and the definitions against ONNX's where one exists."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx.reference import ReferenceEvaluator
+from steps import Placement, cut, make_batch, place
+
+from hybridtrt.plugins.caches import PageSpec, StateSpec
+from hybridtrt.plugins.chunked import CHUNK
+from hybridtrt.plugins.program import Program
+from hybridtrt.plugins.ragged import Step
+from hybridtrt.plugins.registry import WALKERS, kernel, op_names, op_spec
+from hybridtrt.plugins.selective_scan.cpu import CHUNK as SCAN_CHUNK
+from hybridtrt.plugins.spec import Load, TensorSpec
+from hybridtrt.plugins.step import StepBatch
+
+PAGE = 4
+WIDTH = 4
+LENGTHS = st.lists(
+    st.sampled_from(
+        [1, 2, 3, WIDTH - 1, WIDTH, *range(SCAN_CHUNK - 1, SCAN_CHUNK + 2), *range(CHUNK - 1, CHUNK + 2), 133]
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+# A stateful operator: the shape of each input's token, the weights, the caches' shapes a slot or token, attributes.
+Case = tuple[str, dict[str, tuple[int, ...]], dict[str, tuple[int, ...]], dict[str, tuple[int, ...]], dict[str, Any]]
+GATES = {"linear": 0, "gated": 1, "delta": 1, "gated_delta": 2}
+
+
+def linear_attention_case(rule: str, key_heads: int = 2) -> Case:
+    gates = {f"gate_{i}": (4,) for i in range(GATES[rule])}
+    weights = {"A_log": (4,), "dt_bias": (4,)} if "gated" in rule else {}
+    return (
+        "linear_attention",
+        {"q": (key_heads, 8), "k": (key_heads, 8), "v": (4, 6), **gates},
+        weights,
+        {"state": (4, 8, 6)},
+        {"rule": rule, "scale": 0.4, "l2_norm": "delta" in rule},
+    )
+
+
+def ssd_case(groups: int, dt_min: float = 0.0, dt_max: float | None = None) -> Case:
+    return (
+        "ssd",
+        {"x": (4, 6), "dt": (4,), "B": (groups, 8), "C": (groups, 8)},
+        {"A_log": (4,), "D": (4,), "dt_bias": (4,)},
+        {"state": (4, 6, 8)},
+        {"dt_min": dt_min, "dt_max": dt_max},
+    )
+
+
+def attention_case(kv_heads: int, window: int | None) -> Case:
+    return (
+        "attention",
+        {"q": (4, 8), "k": (kv_heads, 8), "v": (kv_heads, 8)},
+        {},
+        {"kv": (2, kv_heads, 8)},
+        {"group": "g", "scale": 0.3, "window": window},
+    )
+
+
+STATEFUL: dict[str, Case] = {
+    "causal_conv": ("causal_conv", {"x": (5,)}, {"weight": (5, WIDTH), "bias": (5,)}, {"state": (5, WIDTH - 1)},
+                    {"activation": "silu"}),
+    "causal_conv_plain": ("causal_conv", {"x": (5,)}, {"weight": (5, 2)}, {"state": (5, 1)}, {}),
+    "selective_scan": ("selective_scan", {"x": (6,), "dt": (6,), "B": (3,), "C": (3,)},
+                       {"A_log": (6, 3), "D": (6,), "dt_bias": (6,)}, {"state": (6, 3)}, {}),
+    "ssd": ssd_case(1),
+    "ssd_groups_limits": ssd_case(2, 0.1, 0.9),
+    **{f"linear_attention_{rule}": linear_attention_case(rule) for rule in GATES},
+    "linear_attention_equal_heads": linear_attention_case("gated_delta", key_heads=4),
+    "attention": attention_case(2, None),
+    "attention_mqa": attention_case(1, None),
+    "attention_window": attention_case(4, 5),
+}  # fmt: skip
+
+
+Tensors = dict[str, torch.Tensor]
+Steps = list[list[tuple[int, int, int]]]
+
+
+def run(
+    case: Case,
+    walker: str,
+    dtype: torch.dtype,
+    data: list[Tensors],
+    weights: Tensors,
+    steps: Steps,
+    placement: Placement,
+) -> tuple[list[torch.Tensor], Tensors]:
+    """Outputs of each sequence over the given steps, and the pools; all that is not taken is NaN."""
+    op, inputs, _, cache_shapes, attributes = case
+    pools = {}
+    for name, shape in cache_shapes.items():
+        if op == "attention":
+            pools[name] = torch.full((placement.num_pages, PAGE, *shape), torch.nan, dtype=dtype)
+        else:
+            pools[name] = torch.full((placement.num_slots, *shape), torch.nan, dtype=dtype)
+            pools[name][placement.slots] = 0
+    tokens = [[0] * len(next(iter(d.values()))) for d in data]
+    pieces: list[list[torch.Tensor]] = [[] for _ in data]
+    function = kernel(op, walker)
+    for rows in steps:
+        step = Step(make_batch(rows, tokens, placement, groups=["g"]))
+        operands = [torch.cat([data[s][name][a:b] for s, a, b in rows]).to(dtype) for name in inputs]
+        typed = {name: tensor.to(dtype) for name, tensor in weights.items()}
+        out = function(step, *operands, **typed, **pools, **attributes)
+        for (sequence, _, _), piece in zip(rows, out.split([b - a for _, a, b in rows]), strict=True):
+            pieces[sequence].append(piece)
+    return [torch.cat(parts) for parts in pieces], pools
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+@settings(max_examples=12, deadline=None)
+@given(lengths=LENGTHS, chunk=st.sampled_from([1, 2, 3, 7, CHUNK, 3 * CHUNK]), seed=st.integers(0, 2**32 - 1))
+def test_any_cut_of_any_batch_equals_the_definition(name: str, lengths: list[int], chunk: int, seed: int) -> None:
+    """Random rows, pieces, slots and pages in float32 against one whole piece a sequence in float64."""
+    case = STATEFUL[name]
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    data = [{key: torch.randn(n, *shape) for key, shape in case[1].items()} for n in lengths]
+    weights = {key: torch.randn(shape) * 0.5 for key, shape in case[2].items()}
+    placement = place(lengths, PAGE, rng)
+    whole = [[(s, 0, n)] for s, n in enumerate(lengths)]
+    want, want_pools = run(case, "reference", torch.float64, data, weights, whole, placement)
+    got, got_pools = run(case, "cpu", torch.float32, data, weights, list(cut(lengths, chunk, rng)), placement)
+    for expected, actual in zip(want, got, strict=True):
+        torch.testing.assert_close(actual.double(), expected, rtol=2e-4, atol=2e-4)
+    for key, pool in want_pools.items():
+        torch.testing.assert_close(got_pools[key].double(), pool, rtol=2e-4, atol=2e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", [name for name, case in STATEFUL.items() if case[0] != "attention"])
+@pytest.mark.parametrize("walker", WALKERS)
+@pytest.mark.parametrize("length", [1, 3, CHUNK + 1])
+def test_read_slot_and_write_slot_may_differ(name: str, walker: str, length: int) -> None:
+    """A row reads `state_src`, leaves it as it was and writes `state_dst`; a padding row touches only slot 0."""
+    op, inputs, weight_shapes, cache_shapes, attributes = STATEFUL[name]
+    torch.manual_seed(0)
+    weights = {key: torch.randn(shape) * 0.5 for key, shape in weight_shapes.items()}
+    pools = {key: torch.randn(6, *shape) for key, shape in cache_shapes.items()}
+    before = {key: pool.clone() for key, pool in pools.items()}
+    step_arrays = {
+        "input_ids": np.zeros(length + 1, np.int32),
+        "positions": np.array([*range(7, 7 + length), 0], np.int32),
+        "cu_seqlens": np.array([0, length, length + 1], np.int32),
+        "context_lens": np.array([7, 0], np.int32),
+        "logits_indices": np.array([length - 1], np.int32),
+    }
+    operands = [torch.randn(length + 1, *shape) for shape in inputs.values()]
+    moved = Step(StepBatch(**step_arrays, state_src=np.array([2, 0], np.int32), state_dst=np.array([4, 0], np.int32)))
+    kept = Step(StepBatch(**step_arrays, state_src=np.array([2, 0], np.int32), state_dst=np.array([2, 0], np.int32)))
+    out = kernel(op, walker)(moved, *operands, **weights, **pools, **attributes)
+    in_place = {key: pool.clone() for key, pool in before.items()}
+    again = kernel(op, walker)(kept, *operands, **weights, **in_place, **attributes)
+    torch.testing.assert_close(out, again)
+    for key, pool in pools.items():
+        torch.testing.assert_close(pool[[1, 2, 3, 5]], before[key][[1, 2, 3, 5]], rtol=0, atol=0)
+        torch.testing.assert_close(pool[4], in_place[key][2])
+        assert not torch.equal(pool[4], before[key][4])
+
+
+@pytest.mark.parametrize("rule", GATES)
+def test_linear_attention_is_that_of_onnx(rule: str) -> None:
+    """One key head a value head, gates already applied: ONNX opset 27 `LinearAttention` by onnx's own evaluator."""
+    heads, K, V, T = 3, 4, 5, 6
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((T, heads, d)).astype(np.float32) for d in (K, K, V))
+    a, b = (rng.standard_normal((T, heads)).astype(np.float32) for _ in range(2))
+    A_log, dt_bias = (rng.standard_normal(heads).astype(np.float32) for _ in range(2))
+    past = rng.standard_normal((1, heads, K, V)).astype(np.float32)
+    g = -np.exp(A_log) * np.log1p(np.exp(a + dt_bias))
+    beta = 1 / (1 + np.exp(-b))
+    feeds = {"query": q, "key": k, "value": v, "decay": g[..., None], "beta": beta[..., None]}
+    feeds = {name: x.reshape(1, T, -1) for name, x in feeds.items()} | {"past_state": past}
+    used = [
+        "query",
+        "key",
+        "value",
+        "past_state",
+        "decay" if "gated" in rule else "",
+        "beta" if "delta" in rule else "",
+    ]
+    node = onnx.helper.make_node(
+        "LinearAttention", used, ["output", "present_state"],
+        q_num_heads=heads, kv_num_heads=heads, scale=0.7, update_rule=rule,
+    )  # fmt: skip
+    model = ReferenceEvaluator(one_node(node, [name for name in used if name]))
+    output, present = model.run(None, {name: feeds[name] for name in used if name})
+
+    gates = [torch.from_numpy(x) for x, there in ((a, "gated" in rule), (b, "delta" in rule)) if there]
+    weights = {"A_log": torch.from_numpy(A_log), "dt_bias": torch.from_numpy(dt_bias)} if "gated" in rule else {}
+    for walker in WALKERS:
+        state = torch.zeros(2, heads, K, V)
+        state[1] = torch.from_numpy(past[0])
+        mine = kernel("linear_attention", walker)(
+            one_row(T), *(torch.from_numpy(x) for x in (q, k, v)), *gates, **weights, state=state, rule=rule, scale=0.7
+        )
+        np.testing.assert_allclose(mine.reshape(1, T, -1).numpy(), output, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(state[1].numpy(), present[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_causal_conv_is_that_of_onnx(length: int) -> None:
+    """ONNX opset 27 `CausalConvWithState` by onnx's own evaluator, from a state that is not zero."""
+    rng = np.random.default_rng(2)
+    x, past = (rng.standard_normal((1, 3, n)).astype(np.float32) for n in (length, WIDTH - 1))
+    weight, bias = rng.standard_normal((3, 1, WIDTH)).astype(np.float32), rng.standard_normal(3).astype(np.float32)
+    names = ["input", "weight", "bias", "past_state"]
+    node = onnx.helper.make_node("CausalConvWithState", names, ["output", "present_state"], activation="silu")
+    output, present = ReferenceEvaluator(one_node(node, names)).run(
+        None, {"input": x, "weight": weight, "bias": bias, "past_state": past}
+    )
+    for walker in WALKERS:
+        state = torch.zeros(2, 3, WIDTH - 1)
+        state[1] = torch.from_numpy(past[0])
+        mine = kernel("causal_conv", walker)(
+            one_row(length), torch.from_numpy(x[0].T.copy()), weight=torch.from_numpy(weight[:, 0]),
+            bias=torch.from_numpy(bias), state=state, activation="silu",
+        )  # fmt: skip
+        np.testing.assert_allclose(mine.numpy().T, output[0], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(state[1].numpy(), present[0])
+
+
+def one_node(node: onnx.NodeProto, inputs: list[str]) -> onnx.ModelProto:
+    """A model of a single node with untyped inputs."""
+    kind = onnx.TensorProto.FLOAT
+    graph = onnx.helper.make_graph(
+        [node], "g", [onnx.helper.make_tensor_value_info(name, kind, None) for name in inputs],
+        [onnx.helper.make_tensor_value_info(name, kind, None) for name in node.output],
+    )  # fmt: skip
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 27)])
+
+
+def one_row(length: int) -> Step:
+    """A step of one row at slot 1."""
+    placement = place([length], PAGE, np.random.default_rng(0))
+    placement.slots = [1]
+    return Step(make_batch([(0, 0, length)], [[0] * length], placement))
+
+
+@settings(max_examples=30, deadline=None)
+@given(tokens=st.integers(1, 9), num_experts=st.integers(1, 7), seed=st.integers(0, 1000), data=st.data())
+def test_experts_and_router(tokens: int, num_experts: int, seed: int, data: st.DataObject) -> None:
+    """Grouped experts equal the token-by-token definition; chosen weights are probabilities of the right experts."""
+    top_k = data.draw(st.integers(1, num_experts))
+    scoring = data.draw(st.sampled_from(["softmax", "softmax_topk"]))
+    torch.manual_seed(seed)
+    x, logits = torch.randn(tokens, 6), torch.randn(tokens, num_experts)
+    gate_up, down = torch.randn(num_experts, 8, 6), torch.randn(num_experts, 6, 4)
+    step = one_row(tokens)
+    for renormalize in (False, True):
+        weights, chosen = kernel("router", "cpu")(step, logits, top_k=top_k, scoring=scoring, renormalize=renormalize)
+        probabilities = logits.double().exp() / logits.double().exp().sum(-1, keepdim=True)
+        for t in range(tokens):
+            order = sorted(range(num_experts), key=lambda e: -logits[t, e].item())[:top_k]
+            assert chosen[t].tolist() == order
+            expected = probabilities[t, order]
+            if renormalize or scoring == "softmax_topk":
+                expected = expected / expected.sum()
+            torch.testing.assert_close(weights[t].double(), expected, rtol=1e-5, atol=1e-6)
+    operands = {"gate_up": gate_up, "down": down, "activation": "silu"}
+    want = kernel("experts", "reference")(
+        step, x.double(), weights.double(), chosen, gate_up=gate_up.double(), down=down.double(), activation="silu"
+    )
+    got = kernel("experts", "cpu")(step, x, weights, chosen, **operands)
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("walker", WALKERS)
+@pytest.mark.parametrize("op", op_names())
+def test_kernel_takes_what_the_spec_declares(op: str, walker: str) -> None:
+    """Positional step and inputs, then weights, caches and attributes by name, and nothing else."""
+    spec = op_spec(op)
+    parameters = list(inspect.signature(kernel(op, walker)).parameters.values())
+    positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    assert positional[0].name == "step"
+    assert len(positional) - 1 == len(spec.inputs) + (0 if variadic else len(spec.optional_inputs))
+    named = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert named == {*spec.weights, *spec.optional_weights, *spec.caches, *spec.attributes}
+
+
+def test_program_refuses_calls_that_do_not_fit() -> None:
+    """An unknown operator, a missing operand, a wrong shape: one line that names the node."""
+    program = Program(weights={"w": TensorSpec((8, 4))})
+    x = program.add_input("x", TensorSpec(("T", 4)))
+    assert program.call("linear", "fits", x, weights={"weight": "w"}) == ("fits",)
+    assert program.flops(program.nodes[0], Load(tokens=3, sequences=1, logits_rows=1)) == 2 * 3 * 8 * 4
+    for op, name, inputs, kwargs, expected in [
+        ("lineal", "a", [x], {}, "op 'lineal' is not known"),
+        ("linear", "b", [x], {}, "b: op 'linear' takes"),
+        ("linear", "c", ["fits"], {"weights": {"weight": "w"}}, r"c \(linear\): weight \(8, 4\) does not take"),
+        ("linear", "fits", [x], {"weights": {"weight": "w"}}, "'fits' is defined twice"),
+        ("linear", "d", ["y"], {"weights": {"weight": "v"}}, r"d \(linear\): no such operand: y, v"),
+        ("attention", "e", [x, x, x], {"caches": {"kv": "none"}}, r"e \(attention\): no such operand: none"),
+    ]:
+        with pytest.raises(ValueError, match=expected):
+            program.call(op, name, *inputs, **kwargs)
+
+
+def test_cache_bytes() -> None:
+    """Bytes of a token and of a slot follow from shape and dtype."""
+    assert PageSpec("kv", "g", (2, 3, 8), "bfloat16").bytes_per_token == 96
+    assert StateSpec("s", (4, 8, 6)).bytes_per_slot == 768
