@@ -12,7 +12,8 @@ import hybridtrt
 from hybridtrt.converters.config import ModelConfig
 
 CONFIG_FILE = "config.json"
-ENGINE_FILE = "rank0.engine"
+ENGINE_FILE = "rank0.engine"  # safetensors: the weights as the checkpoint stores them
+TOKENIZER = "tokenizer"
 TARGETS = ("cpu",)
 
 

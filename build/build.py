@@ -1,0 +1,56 @@
+"""From a checkpoint to an engine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from hybridtrt.build.engine import CONFIG_FILE, ENGINE_FILE, TOKENIZER, BuildConfig, EngineConfig, is_engine
+from hybridtrt.build.network import build_program
+from hybridtrt.converters.checkpoint import WEIGHTS, load_checkpoint
+from hybridtrt.converters.replacing import replacing
+from hybridtrt.converters.safetensors_writer import Progress
+
+COPY_BYTES = 1 << 24
+
+
+def build(
+    checkpoint_dir: str | Path,
+    out_dir: str | Path,
+    build_config: BuildConfig | None = None,
+    progress: Progress = lambda done, total: None,
+) -> EngineConfig:
+    """Write the engine of a checkpoint to `out_dir` and return its config.
+
+    Without `build_config` the defaults hold, with `max_seq_len` no longer than the model's positions. `progress` is
+    called with the bytes written and the bytes in all. Raises `ValueError` for a checkpoint or limits that do not fit.
+    """
+    checkpoint_dir, out_dir = Path(checkpoint_dir), Path(out_dir).absolute()
+    checkpoint = load_checkpoint(checkpoint_dir)
+    positions = checkpoint.config.max_position_embeddings
+    if build_config is None:
+        build_config = replace(BuildConfig(), max_seq_len=min(BuildConfig.max_seq_len, positions))
+    if build_config.max_seq_len > positions:
+        raise ValueError(f"max_seq_len={build_config.max_seq_len} exceeds the model's {positions} positions")
+    config = EngineConfig(checkpoint.config, build_config)
+    build_program(config.model)
+    if checkpoint_dir.resolve().is_relative_to(out_dir.resolve()):
+        raise ValueError(f"{out_dir}: holds the checkpoint itself ({checkpoint_dir})")
+    with replacing(out_dir, is_engine) as folder:
+        _copy(checkpoint_dir / WEIGHTS, folder / ENGINE_FILE, progress)
+        text = json.dumps(config.to_dict(), indent=2, allow_nan=False)
+        (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+        if checkpoint.tokenizer_dir is not None:
+            shutil.copytree(checkpoint.tokenizer_dir, folder / TOKENIZER)
+    return config
+
+
+def _copy(source: Path, target: Path, progress: Progress) -> None:
+    total, done = source.stat().st_size, 0
+    with source.open("rb") as reader, target.open("wb") as writer:
+        while data := reader.read(COPY_BYTES):
+            writer.write(data)
+            done += len(data)
+            progress(done, total)

@@ -1,0 +1,36 @@
+"""Folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(target: Path, ours: Callable[[Path], bool]) -> Iterator[Path]:
+    """A new folder beside `target` that takes its place when the block ends well, and vanishes otherwise.
+
+    An existing target is replaced only if it is empty or `ours(target)`; anything else is a `ValueError`.
+    """
+    if target.exists() and not ours(target) and not (target.is_dir() and not any(target.iterdir())):
+        raise ValueError(f"{target}: exists and was not written by hybridtrt; it is left as it is")
+    fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
+    old = target.with_name(f".{target.name}.{os.getpid()}.old")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    try:
+        yield fresh
+        if target.exists():
+            target.rename(old)
+        try:
+            fresh.rename(target)
+        except OSError:
+            if old.exists():
+                old.rename(target)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)

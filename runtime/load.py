@@ -1,0 +1,74 @@
+"""From an engine folder to a runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hybridtrt.build.engine import ENGINE_FILE, EngineConfig, read_engine_config
+from hybridtrt.build.network import build_program
+from hybridtrt.converters.checkpoint_reader import open_safetensors
+from hybridtrt.plugins.caches import PageSpec
+from hybridtrt.runtime.runner import Runner, RunnerInfo
+from hybridtrt.runtime.torch_runner import TorchRunner
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """Choices of a run, not of an engine.
+
+    `kv_cache_tokens` bounds the tokens that the pages of one group hold; by default the longest sequences of a full
+    batch fit at once. `threads` None leaves torch's default.
+    """
+
+    threads: int | None = None
+    kv_cache_tokens: int | None = None
+    walker: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name, value in (("threads", self.threads), ("kv_cache_tokens", self.kv_cache_tokens)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} is not positive")
+
+
+def runner_info(config: EngineConfig, options: RuntimeOptions) -> RunnerInfo:
+    """Limits and pool sizes of an engine; page 0 and slot 0 of every pool are reserved."""
+    limits, caches = config.build, tuple(config.model.caches())
+    page = limits.tokens_per_block
+    tokens = options.kv_cache_tokens or limits.max_batch_size * -(-limits.max_seq_len // page) * page
+    groups = {spec.group for spec in caches if isinstance(spec, PageSpec)}
+    return RunnerInfo(
+        vocab_size=config.model.vocab_size,
+        max_batch_size=limits.max_batch_size,
+        max_num_tokens=limits.max_num_tokens,
+        max_seq_len=limits.max_seq_len,
+        page_size=page,
+        num_pages={group: 1 + -(-tokens // page) for group in sorted(groups)},
+        num_slots=1 + limits.max_batch_size,
+        caches=caches,
+        eos_token_ids=config.model.eos_token_ids,
+        pad_token_id=config.model.pad_token_id,
+    )
+
+
+def load_runner(engine_dir: str | Path, options: RuntimeOptions | None = None) -> Runner:
+    """Open an engine. Raises `ValueError` with one clear line if it is damaged or built by another version."""
+    engine_dir, options = Path(engine_dir), options or RuntimeOptions()
+    config = read_engine_config(engine_dir)
+    program = build_program(config.model)
+    path = engine_dir / ENGINE_FILE
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; build the engine again")
+    stored = open_safetensors(path)
+    if set(stored.keys()) != set(program.weights):
+        wrong = sorted(set(stored.keys()) ^ set(program.weights))[0]
+        raise ValueError(f"{path}: {'surplus' if wrong in stored.keys() else 'missing'} weight {wrong}")
+    weights = {name: stored.get_tensor(name) for name in program.weights}
+    for name, spec in program.weights.items():
+        if tuple(weights[name].shape) != spec.shape:
+            raise ValueError(f"{path}: {name} has shape {tuple(weights[name].shape)}, expected {spec.shape}")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    return TorchRunner(program, weights, runner_info(config, options), options.walker)
