@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +62,11 @@ def is_checkpoint(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk; its weights are mapped when they are first asked for."""
+    """A checkpoint on disk, with its weights mapped."""
 
     path: Path
     config: ModelConfig
+    weights: Any = field(repr=False)  # an open safetensors file
 
     @property
     def tokenizer_dir(self) -> Path | None:
@@ -74,32 +75,9 @@ class Checkpoint:
         return folder if folder.is_dir() else None
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One weight, as a view of the mapped file. Raises `ValueError` for a name that is not in the network."""
-        if name not in self._layouts:
-            raise ValueError(f"{name} is not a weight of {self.path}")
-        tensor: torch.Tensor = self._weights.get_tensor(name)
+        """One weight, as a view of the mapped file. `name` is one of `config.weight_table()`."""
+        tensor: torch.Tensor = self.weights.get_tensor(name)
         return tensor
-
-    @cached_property
-    def _layouts(self) -> dict[str, Layout]:
-        return weight_layouts(self.config)
-
-    @cached_property
-    def _weights(self) -> Any:
-        path = self.path / WEIGHTS
-        weights = open_safetensors(path)
-        stored = set(weights.keys())
-        if stored != set(self._layouts):
-            wrong = sorted(stored ^ set(self._layouts))[0]
-            raise ValueError(f"{path}: {'surplus' if wrong in stored else 'missing'} weight {wrong}")
-        for name, layout in self._layouts.items():
-            entry = weights.get_slice(name)
-            if (tuple(entry.get_shape()), entry.get_dtype()) != (layout.shape, DTYPES[layout.dtype]):
-                raise ValueError(
-                    f"{path}: {name} is {entry.get_dtype()} {entry.get_shape()}, "
-                    f"expected {DTYPES[layout.dtype]} {list(layout.shape)}"
-                )
-        return weights
 
 
 def load_checkpoint(folder: str | Path) -> Checkpoint:
@@ -113,11 +91,32 @@ def load_checkpoint(folder: str | Path) -> Checkpoint:
         raise ValueError(f"{folder}: is not a checkpoint of {PRODUCER} (config.json names another producer or none)")
     if data.get("format") != FORMAT:
         raise ValueError(f"{folder}: has checkpoint format {data.get('format')!r}, expected {FORMAT}; convert it again")
-    if not isinstance(data.get("model"), dict):
-        raise ValueError(f"{folder / CONFIG}: has no model description")
     try:
-        checkpoint = Checkpoint(folder, ModelConfig.from_dict(data["model"]))
-        checkpoint._weights  # noqa: B018
+        config = ModelConfig.from_dict(data["model"] if isinstance(data.get("model"), dict) else {})
+        _check_agreement(data, checkpoint_config(config) | {"producer": data["producer"]})
+        weights = open_safetensors(folder / WEIGHTS)
+        _check_weights(weights, config)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
-    return checkpoint
+    return Checkpoint(folder, config, weights)
+
+
+def _check_agreement(data: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    for key in sorted((data.keys() | expected.keys()) - {"model"}):
+        if key not in data or key not in expected or data[key] != expected[key]:
+            raise ValueError(f"{key}={data.get(key)!r} in {CONFIG}, expected {expected.get(key)!r} by its `model`")
+
+
+def _check_weights(weights: Any, config: ModelConfig) -> None:
+    layouts = weight_layouts(config)
+    stored = set(weights.keys())
+    if stored != set(layouts):
+        wrong = sorted(stored ^ set(layouts))[0]
+        raise ValueError(f"{WEIGHTS} has {'a surplus' if wrong in stored else 'no'} weight {wrong}")
+    for name, layout in layouts.items():
+        entry = weights.get_slice(name)
+        if (tuple(entry.get_shape()), entry.get_dtype()) != (layout.shape, DTYPES[layout.dtype]):
+            raise ValueError(
+                f"{WEIGHTS} has {name} as {entry.get_dtype()} {entry.get_shape()}, "
+                f"expected {DTYPES[layout.dtype]} {list(layout.shape)}"
+            )

@@ -8,6 +8,7 @@ from typing import Any
 
 from hybridtrt.converters.ffns import FFNS, Ffn, RouterConfig
 from hybridtrt.converters.mixers import MIXERS, Mixer
+from hybridtrt.converters.plain_data import checked
 from hybridtrt.converters.weights import WeightTable, matrix, precise
 from hybridtrt.plugins.caches import CacheSpec
 
@@ -102,9 +103,7 @@ class ModelConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, with the kind of every branch written out."""
         data = asdict(self)
-        for layer, entry in zip(self.layers, data["layers"], strict=True):
-            for block, block_entry in zip(layer.blocks, entry["blocks"], strict=True):
-                block_entry["branches"] = [{"kind": branch.kind, **asdict(branch)} for branch in block.branches]
+        data["layers"] = [{"blocks": [_block_dict(block) for block in layer.blocks]} for layer in self.layers]
         data["eos_token_ids"] = list(self.eos_token_ids)
         return data
 
@@ -112,27 +111,32 @@ class ModelConfig:
     def from_dict(cls, data: Mapping[str, Any]) -> ModelConfig:
         """The inverse of `to_dict`. Raises `ValueError` for data that `to_dict` cannot have written."""
         try:
-            fields = dict(data)
-            fields["layers"] = tuple(
-                LayerConfig(tuple(_block(block) for block in layer["blocks"])) for layer in data["layers"]
-            )
-            fields["rope"] = RopeConfig(**data["rope"]) if data["rope"] else None
-            fields["eos_token_ids"] = tuple(data["eos_token_ids"])
-            return cls(**fields)
-        except (KeyError, TypeError, AttributeError) as error:
+            layers = tuple(LayerConfig(tuple(_block(block) for block in layer["blocks"])) for layer in data["layers"])
+            rope = None if data["rope"] is None else RopeConfig(**checked(RopeConfig, data["rope"]))
+            converted = {"layers": layers, "rope": rope, "eos_token_ids": tuple(data["eos_token_ids"])}
+            return cls(**checked(cls, {**data, **converted}))
+        except (KeyError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
             raise ValueError(f"model description is damaged: {type(error).__name__} {error}") from None
 
 
+def _block_dict(block: Block) -> dict[str, Any]:
+    branches = [{"kind": branch.kind, **asdict(branch)} for branch in block.branches]
+    return {"branches": branches, "residual_multiplier": block.residual_multiplier}
+
+
 def _block(data: Mapping[str, Any]) -> Block:
-    return Block(tuple(_branch(branch) for branch in data["branches"]), data["residual_multiplier"])
+    branches = tuple(_branch(branch) for branch in data["branches"])
+    return Block(**checked(Block, {**data, "branches": branches}))
 
 
 def _branch(data: Mapping[str, Any]) -> Mixer | Ffn:
     fields = dict(data)
     kind = fields.pop("kind")
     if "router" in fields:
-        fields["router"] = RouterConfig(**fields["router"])
+        fields["router"] = RouterConfig(**checked(RouterConfig, fields["router"]))
     branches: dict[str, type[Mixer] | type[Ffn]] = {**MIXERS, **FFNS}
     if kind not in branches:
         raise ValueError(f"branch kind {kind!r} is not known; known: {', '.join(branches)}")
-    return branches[kind](**fields)
+    branch: type[Any] = branches[kind]
+    made: Mixer | Ffn = branch(**checked(branch, fields))
+    return made
