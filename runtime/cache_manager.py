@@ -56,17 +56,18 @@ class CacheManager:
         sequence.slot, sequence.generation = self.slots.take(sequence.id)
         for pool in self.pools:
             sequence.pages[pool.group] = pool.reserve(sequence.id, pool.pages_for(sequence.max_cached))
-        sequence.capacity = 0 if self.pools else sequence.max_cached
 
-    def grow(self, sequence: Sequence, tokens: int) -> None:
-        """Hand out pages until the sequence can hold `tokens` tokens."""
-        for pool in self.pools:
-            pool.take(sequence.id, pool.pages_for(tokens) - len(sequence.pages[pool.group]))
-        sequence.capacity = -(-tokens // self.page_size) * self.page_size
+    def prepare(self, sequence: Sequence, count: int) -> None:
+        """Make a running sequence ready for `count` more tokens, with pages as needed.
 
-    def check(self, sequence: Sequence) -> None:
-        """Raise `RuntimeError` unless the slot holds the states of this sequence after its computed tokens."""
-        self.slots.check(sequence.slot, sequence.id, sequence.generation, sequence.computed)
+        Raises `RuntimeError` when its slot does not hold its states after exactly its computed tokens.
+        """
+        self.slots.check(sequence.slot, sequence.request.id, sequence.generation, sequence.computed)
+        tokens = sequence.computed + count
+        if tokens > sequence.capacity:
+            for pool in self.pools:
+                pool.take(sequence.id, pool.pages_for(tokens) - len(sequence.pages[pool.group]))
+            sequence.capacity = -(-tokens // self.page_size) * self.page_size
 
     def release(self, sequence: Sequence) -> Freed:
         """Take the slot and the pages back."""

@@ -6,8 +6,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Rows
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,16 @@ from numpy.typing import NDArray
 
 from hybridtrt.runtime.batch import BatchBuilder
 from hybridtrt.runtime.cache_manager import CacheManager
-from hybridtrt.runtime.request import FinishReason, Output, Request
-from hybridtrt.runtime.runner import Runner
+from hybridtrt.runtime.request import Output, Request
+from hybridtrt.runtime.result import Result, join
+from hybridtrt.runtime.runner import Runner, RunnerInfo
 from hybridtrt.runtime.sampler import choose, temperature_of
 from hybridtrt.runtime.scheduler import Limits, Plan, Scheduler
 from hybridtrt.runtime.sequence import Sequence
 from hybridtrt.runtime.statistics import Counters, Statistics, Usage
 from hybridtrt.runtime.text_stream import TextStream
 from hybridtrt.runtime.tokenizer import Tokenizer
-from hybridtrt.runtime.validation import check_request
+from hybridtrt.runtime.validation import check_request, stop_ids
 
 
 @dataclass(frozen=True)
@@ -36,40 +36,27 @@ class EngineOptions:
     poison: bool = False  # overwrite what is freed with NaN, to prove that nothing reads it
 
 
-@dataclass(frozen=True)
-class Result:
-    """All that one request got. `error` is set when `finish_reason` is "error"."""
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    text: str
-    log_probs: tuple[float, ...]
-    finish_reason: FinishReason
-    error: str | None = None
-
-
 class Engine:
     """Runs many requests in one batch.
 
-    `submit` and `cancel` may be called from any thread; everything else belongs to one master thread, and only `step`
-    changes state. Without a tokenizer the outputs carry token ids only.
+    `submit`, `cancel` and `statistics` may be called from any thread; everything else belongs to one master thread, and
+    only `step` changes state. Without a tokenizer the outputs carry token ids only.
     """
 
     def __init__(
         self, runner: Runner, tokenizer: Tokenizer | None = None, options: EngineOptions | None = None
     ) -> None:
+        self.info = runner.info
         self.options = options or EngineOptions()
         self.tokenizer = tokenizer
-        self.info = runner.info
         self._runner = runner
-        caches = CacheManager(self.info)
-        self._scheduler = Scheduler(_limits(self.options, runner), caches)
-        self._caches = caches
-        self._builder = BatchBuilder(caches, self.info.max_seq_len)
+        self._caches = CacheManager(self.info)
+        self._scheduler = Scheduler(_limits(self.options, self.info), self._caches)
+        self._builder = BatchBuilder(self._caches, self.info.max_seq_len)
         self._counters = Counters()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the ids in use, the inbox and the closing
+        self._ids: set[str] = set()
         self._inbox: deque[Sequence | str] = deque()  # new sequences and ids to cancel, in the order they came
-        self._live: set[str] = set()
         self._closed = False
 
     def submit(self, request: Request) -> None:
@@ -82,15 +69,15 @@ class Engine:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the engine is closed")
-            if request.id in self._live:
+            if request.id in self._ids:
                 raise ValueError(f"request id {request.id!r} is in use")
-            self._live.add(request.id)
+            self._ids.add(request.id)
             self._inbox.append(sequence)
 
     def cancel(self, request_id: str) -> None:
         """Ask for the end of a request; the next step frees what it holds. An id that is not in use is ignored."""
         with self._lock:
-            if request_id in self._live:
+            if request_id in self._ids:
                 self._inbox.append(request_id)
 
     @property
@@ -101,17 +88,16 @@ class Engine:
     def step(self) -> list[Output]:
         """Take in what was asked, run one step and return what it added to each request.
 
-        A failing runner fails the requests of this step and no others; the engine goes on.
+        A step that fails ends the requests that were in it, and no others; the engine goes on.
         """
         outputs = self._take_inbox()
-        plan = self._checked(self._scheduler.schedule(), outputs)
+        plan = self._prepare(self._scheduler.schedule(), outputs)
         if plan.sequences:
             try:
                 sampling, logits = self._run(plan)
                 choice = choose(logits, sampling)
             except Exception as error:
-                message = f"step failed: {type(error).__name__}: {_first_line(error)}"
-                outputs += [self._finish(sequence, "error", error=message) for sequence in plan.sequences]
+                outputs += [self._fail(sequence, error) for sequence in plan.sequences]
             else:
                 for row in zip(sampling, choice.tokens, choice.log_probs, choice.valid, strict=True):
                     outputs.append(self._advance(*row))
@@ -124,11 +110,11 @@ class Engine:
         requests that were submitted before.
         """
         requests = list(requests)
-        for request in requests:
-            self._sequence(request)
         outputs: dict[str, list[Output]] = {request.id: [] for request in requests}
         if len(outputs) != len(requests):
-            raise ValueError("request ids are not unique")
+            raise ValueError("the requests do not have different ids")
+        for request in requests:
+            self._sequence(request)
         for request in requests:
             self.submit(request)
         unfinished = len(requests)
@@ -139,16 +125,17 @@ class Engine:
                     unfinished -= output.finish_reason is not None
                 if on_output is not None:
                     on_output(output)
-        return [_result(request.id, outputs[request.id]) for request in requests]
+        return [join(outputs[request.id]) for request in requests]
 
     def statistics(self) -> dict[str, Any]:
-        """Counters and the state of the pools: the fields of `Statistics` as plain data. From any thread."""
-        slots = self._caches.slots
+        """Counters and the state of the pools: the fields of `Statistics` as plain data."""
+        slots, pools = self._caches.slots, self._caches.pools
+        running, unfinished = len(self._scheduler.running), len(self._ids)
         snapshot = Statistics(
-            running=len(self._scheduler.running),
-            waiting=len(self._scheduler.waiting) + sum(isinstance(item, Sequence) for item in list(self._inbox)),
+            running=running,
+            waiting=max(unfinished - running, 0),
             slots=Usage(slots.used, slots.usable - slots.used),
-            pages={pool.group: Usage(pool.used, len(pool.free), pool.promised) for pool in self._caches.pools},
+            pages={pool.group: Usage(pool.used, pool.usable - pool.used, pool.promised) for pool in pools},
             **asdict(self._counters),
         )
         return asdict(snapshot)
@@ -176,7 +163,7 @@ class Engine:
             prompt=prompt,
             seed=secrets.randbits(64) if params.seed is None else params.seed,
             greedy=temperature_of(params) == 0,
-            stop_ids=_stop_ids(request, self.info.eos_token_ids),
+            stop_ids=stop_ids(params, self.info.eos_token_ids),
             text=TextStream(self.tokenizer, request.prompt_ids, words) if self.tokenizer else None,
         )
         self._caches.check_fits(sequence.max_cached)
@@ -189,22 +176,25 @@ class Engine:
             if isinstance(item, Sequence):
                 self._scheduler.add(item)
             elif sequence := self._scheduler.find(item):
-                outputs.append(self._finish(sequence, "cancelled"))
+                outputs.append(self._finish(sequence, Output(item, finish_reason="cancelled")))
         return outputs
 
-    def _checked(self, plan: Plan, outputs: list[Output]) -> Plan:
-        """The plan without sequences whose slot does not hold their states; these fail."""
-        kept = replace(plan, sequences=[], counts=[])
+    def _prepare(self, plan: Plan, outputs: list[Output]) -> Plan:
+        """Hand out pages for the plan. A sequence whose slot does not hold its states fails and is left out."""
+        ready = Plan()
         for sequence, count in zip(plan.sequences, plan.counts, strict=True):
             try:
-                self._caches.check(sequence)
-                kept.sequences.append(sequence)
-                kept.counts.append(count)
+                self._caches.prepare(sequence, count)
             except RuntimeError as error:
-                outputs.append(self._finish(sequence, "error", error=str(error)))
-        return kept
+                outputs.append(self._fail(sequence, error))
+            else:
+                ready.sequences.append(sequence)
+                ready.counts.append(count)
+        ready.admitted.extend(sequence for sequence in plan.admitted if sequence.id in self._scheduler.running)
+        return ready
 
     def _run(self, plan: Plan) -> tuple[list[Sequence], NDArray[np.float32]]:
+        """Run a plan; return the sequences that sample a token now, with their logits `[R, vocab]`."""
         if plan.admitted and self._caches.has_states:
             self._runner.clear_slots([sequence.slot for sequence in plan.admitted])
         batch = self._builder.build(plan)
@@ -220,72 +210,37 @@ class Engine:
 
     def _advance(self, sequence: Sequence, token: int, log_prob: float, valid: bool) -> Output:
         """Add one sampled token to a sequence, and end it when that was its last."""
-        if not valid:
-            return self._finish(sequence, "error", error="the logits of this request are not finite")
+        try:
+            if not valid:
+                raise FloatingPointError("the logits of this request are not finite")
+            output = sequence.append(token, log_prob)
+        except Exception as error:
+            return self._fail(sequence, error)
         self._counters.sampled_tokens += 1
-        sequence.append(token)
-        params = sequence.request.params
-        text, reason = "", _reason(sequence, token)
-        if sequence.text is not None:
-            stopped = False
-            if reason != "stop":
-                text, stopped = sequence.text.push(token)
-            if reason and not stopped:
-                rest, stopped = sequence.text.finish()
-                text += rest
-            reason = "stop" if stopped else reason
-        output = Output(sequence.id, (token,), text, (log_prob,) if params.return_log_probs else ())
-        return self._finish(sequence, reason, output) if reason else output
+        return self._finish(sequence, output) if output.finish_reason else output
 
-    def _finish(
-        self, sequence: Sequence, reason: FinishReason, output: Output | None = None, error: str | None = None
-    ) -> Output:
+    def _fail(self, sequence: Sequence, error: Exception) -> Output:
+        lines = str(error).strip().splitlines() or ["no message"]
+        message = f"{type(error).__name__}: {lines[0]}"
+        return self._finish(sequence, Output(sequence.id, finish_reason="error", error=message))
+
+    def _finish(self, sequence: Sequence, output: Output) -> Output:
+        """Take back what a sequence holds, whatever ended it, and free its id."""
         freed = self._scheduler.remove(sequence)
         if freed is not None and self.options.poison:
             self._runner.poison(freed.pages, freed.slots if self._caches.has_states else [])
-        self._counters.finished[reason] += 1
+        if output.finish_reason is not None:
+            self._counters.finished[output.finish_reason] += 1
         with self._lock:
-            self._live.discard(sequence.id)
-        return replace(output or Output(sequence.id), finish_reason=reason, error=error)
+            self._ids.discard(sequence.id)
+        return output
 
 
-def _limits(options: EngineOptions, runner: Runner) -> Limits:
-    info = runner.info
+def _limits(options: EngineOptions, info: RunnerInfo) -> Limits:
+    limits = {}
     for name in ("max_batch_size", "max_num_tokens"):
         asked, allowed = getattr(options, name), getattr(info, name)
         if asked is not None and asked > allowed:
             raise ValueError(f"{name}={asked} exceeds {name}={allowed} of the engine")
-    return Limits(
-        max_batch_size=info.max_batch_size if options.max_batch_size is None else options.max_batch_size,
-        max_num_tokens=info.max_num_tokens if options.max_num_tokens is None else options.max_num_tokens,
-        max_chunk=options.max_chunk,
-    )
-
-
-def _stop_ids(request: Request, eos_token_ids: tuple[int, ...]) -> frozenset[int]:
-    params = request.params
-    ends = eos_token_ids if params.end_id is None else (params.end_id,)
-    return frozenset(() if params.ignore_eos else ends) | frozenset(params.stop_token_ids)
-
-
-def _reason(sequence: Sequence, token: int) -> FinishReason | None:
-    if token in sequence.stop_ids:
-        return "stop"
-    return "length" if len(sequence.output_ids) >= sequence.request.params.max_tokens else None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0]
-
-
-def _result(request_id: str, outputs: Rows[Output]) -> Result:
-    reason = outputs[-1].finish_reason
-    assert reason is not None
-    return Result(
-        request_id,
-        tuple(token for output in outputs for token in output.token_ids),
-        "".join(output.text for output in outputs),
-        tuple(value for output in outputs for value in output.log_probs),
-        reason,
-        outputs[-1].error,
-    )
+        limits[name] = allowed if asked is None else asked
+    return Limits(max_chunk=options.max_chunk, **limits)

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridtrt.plugins.sample import SampleParams
-from hybridtrt.plugins.sample.reference import greedy, log_probs, sample
+from hybridtrt.plugins.sample.cpu import sample
+from hybridtrt.plugins.sample.reference import greedy, log_probs
 from hybridtrt.runtime.request import SamplingParams
 from hybridtrt.runtime.sequence import Sequence
 

@@ -70,7 +70,7 @@ class Scheduler:
         return self.caches.release(sequence)
 
     def schedule(self) -> Plan:
-        """Choose the next step. Pages for it are handed out; an empty plan means that nothing can run."""
+        """Choose the next step; an empty plan means that there is nothing to run."""
         plan = Plan()
         budget = self.limits.max_num_tokens
         prefilling = []
@@ -113,8 +113,6 @@ class Scheduler:
         return min(sequence.total - sequence.computed, budget, self.limits.max_chunk or budget)
 
     def _run(self, plan: Plan, sequence: Sequence, count: int) -> int:
-        if sequence.computed + count > sequence.capacity:
-            self.caches.grow(sequence, sequence.computed + count)
         plan.sequences.append(sequence)
         plan.counts.append(count)
         return count

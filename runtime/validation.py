@@ -25,6 +25,12 @@ def check_request(request: Request, info: RunnerInfo) -> NDArray[np.int32]:
     return prompt
 
 
+def stop_ids(params: SamplingParams, eos_token_ids: tuple[int, ...]) -> frozenset[int]:
+    """The tokens that end a request: the model's own or `end_id` in their place, and the request's further ones."""
+    ends = eos_token_ids if params.end_id is None else (params.end_id,)
+    return frozenset(() if params.ignore_eos else ends).union(params.stop_token_ids)
+
+
 def _prompt(request: Request, vocab_size: int) -> NDArray[np.int32]:
     ids = np.asarray(request.prompt_ids)
     if ids.size == 0:

@@ -48,8 +48,9 @@ def null_info(
 class NullRunner:
     """Stores tokens in page pools and a running hash in a state pool, and checks every batch against the step contract.
 
-    A wrong slot, page, position, order or cut, or a state that survives its owner, changes the logits. `on_step` is called with
-    each batch before it runs and may raise; `nan_token` makes the logits NaN for sequences that begin with it.
+    A wrong slot, page, position, order or cut, or a state that survives its owner, changes the logits. `on_step` is
+    called with each batch before it runs and may raise; `nan_token` makes the logits NaN for sequences that begin with
+    it.
     """
 
     def __init__(

@@ -1,0 +1,88 @@
+"""Sampling without a sort of the vocabulary: the definition of `reference`, one row at a time."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtrt.plugins.sample.params import Sampled, SampleParams
+from hybridtrt.plugins.sample.philox import uniform
+from hybridtrt.plugins.sample.reference import F32, greedy, scale
+
+Ids = NDArray[np.int64]
+
+CHUNK = 1 << 17  # logits that are worked on at once, so that they stay in the cache
+GROUP = 32  # logits of which only the largest is looked at first
+BLOCK = 512  # weights that are summed before the cumulative sum looks at them one by one
+
+
+def sample(logits: F32, params: SampleParams) -> Sampled:
+    """Choose one token of each row of `logits` [R, V]; see `reference.sample`. Sums may round differently."""
+    result = greedy(logits)
+    chosen = np.flatnonzero(result.valid & (params.temperature > 0))
+    numbers = uniform(params.seeds[chosen], params.positions[chosen]).tolist()
+    top_k, top_p = params.top_k[chosen].tolist(), params.top_p[chosen].tolist()
+    at_once = max(1, CHUNK // logits.shape[1])
+    for start in range(0, len(chosen), at_once):
+        rows = chosen[start : start + at_once]
+        scaled = scale(logits[rows], params.temperature[rows, None])
+        weights = np.exp(scaled)
+        result.tokens[rows] = [
+            _choose(scaled[i], weights[i], top_k[start + i], top_p[start + i], numbers[start + i])
+            for i in range(len(rows))
+        ]
+    return result
+
+
+def _choose(scaled: F32, weights: F32, top_k: int, top_p: float, number: float) -> int:
+    ids = None
+    if 0 < top_k < len(scaled):
+        ids = _largest(scaled, top_k)
+        scaled, weights = scaled[ids], weights[ids]
+    if top_p < 1:
+        kept = _nucleus(scaled, weights, top_p)
+        ids = kept if ids is None else ids[kept]
+        weights = weights[kept]
+    place = _pick(weights, number)
+    return place if ids is None else int(ids[place])
+
+
+def _largest(scaled: F32, count: int) -> Ids:
+    """Places of the `count` largest values, ascending; of equal ones at the end the first."""
+    floor = -np.inf
+    if len(scaled) >= 4 * GROUP * count:
+        # As many groups as are asked for have a maximum of at least this one, so the values below it are out.
+        maxima = scaled[: len(scaled) // GROUP * GROUP].reshape(-1, GROUP).max(axis=1)
+        floor = np.partition(maxima, -count)[-count]
+    smallest = np.partition(scaled[scaled >= floor], -count)[-count]
+    places = np.flatnonzero(scaled >= smallest)
+    if len(places) > count:
+        tied = np.flatnonzero(scaled[places] == smallest)
+        places = np.delete(places, tied[count - len(places) :])
+    return places
+
+
+def _nucleus(scaled: F32, weights: F32, top_p: float) -> Ids:
+    """Places of the shortest run from the largest weight on that holds `top_p` of the total, ascending.
+
+    Weights below (1 - top_p) × total / N add up to less than 1 - top_p of the total, so none of them is in it.
+    """
+    total = float(weights.sum(dtype=np.float64))
+    candidates = np.flatnonzero(weights >= 0.999 * (1 - top_p) * total / len(weights))
+    order = np.argsort(-scaled[candidates], kind="stable")
+    cumulative = np.cumsum(weights[candidates[order]], dtype=np.float64)
+    length = int(np.searchsorted(cumulative, top_p * total)) + 1
+    return np.sort(candidates[order[:length]])
+
+
+def _pick(weights: F32, number: float) -> int:
+    """The first place at which the cumulative weight exceeds `number` × total."""
+    sums = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), BLOCK), dtype=np.float64))
+    target = min(number * sums[-1], math.nextafter(sums[-1], 0))
+    block = int(np.searchsorted(sums, target, side="right"))
+    before = sums[block - 1] if block else 0.0
+    cumulative = before + np.cumsum(weights[block * BLOCK : (block + 1) * BLOCK], dtype=np.float64)
+    inside = int(np.searchsorted(cumulative, min(target, math.nextafter(cumulative[-1], 0)), side="right"))
+    return block * BLOCK + inside
