@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 from hybridtrt.build.engine import CONFIG_FILE, ENGINE_FILE, TOKENIZER, BuildConfig, EngineConfig, is_engine
@@ -16,22 +15,26 @@ from hybridtrt.converters.safetensors_writer import Progress
 COPY_BYTES = 1 << 24
 
 
+def default_build_config(checkpoint_dir: str | Path) -> BuildConfig:
+    """The defaults, with `max_seq_len` no longer than the model's positions."""
+    positions = load_checkpoint(checkpoint_dir).config.max_position_embeddings
+    return BuildConfig(max_seq_len=min(BuildConfig.max_seq_len, positions))
+
+
 def build(
     checkpoint_dir: str | Path,
     out_dir: str | Path,
-    build_config: BuildConfig | None = None,
+    build_config: BuildConfig,
     progress: Progress = lambda done, total: None,
 ) -> EngineConfig:
     """Write the engine of a checkpoint to `out_dir` and return its config.
 
-    Without `build_config` the defaults hold, with `max_seq_len` no longer than the model's positions. `progress` is
-    called with the bytes written and the bytes in all. Raises `ValueError` for a checkpoint or limits that do not fit.
+    `progress` is called with the bytes written and the bytes in all. Raises `ValueError` for a checkpoint or limits
+    that do not fit.
     """
     checkpoint_dir, out_dir = Path(checkpoint_dir), Path(out_dir).absolute()
     checkpoint = load_checkpoint(checkpoint_dir)
     positions = checkpoint.config.max_position_embeddings
-    if build_config is None:
-        build_config = replace(BuildConfig(), max_seq_len=min(BuildConfig.max_seq_len, positions))
     if build_config.max_seq_len > positions:
         raise ValueError(f"max_seq_len={build_config.max_seq_len} exceeds the model's {positions} positions")
     config = EngineConfig(checkpoint.config, build_config)

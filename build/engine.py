@@ -10,6 +10,7 @@ from typing import Any
 
 import hybridtrt
 from hybridtrt.converters.config import ModelConfig
+from hybridtrt.converters.memory import MemoryPlan, plan_memory
 
 CONFIG_FILE = "config.json"
 ENGINE_FILE = "rank0.engine"  # safetensors: the weights as the checkpoint stores them
@@ -55,6 +56,16 @@ class EngineConfig:
 
     model: ModelConfig
     build: BuildConfig
+
+    def memory(self) -> MemoryPlan:
+        """Pools in which a full batch of the longest sequences fits."""
+        return plan_memory(
+            self.model,
+            max_batch_size=self.build.max_batch_size,
+            max_num_tokens=self.build.max_num_tokens,
+            max_seq_len=self.build.max_seq_len,
+            tokens_per_block=self.build.tokens_per_block,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -10,7 +10,6 @@ import torch
 from hybridtrt.build.engine import ENGINE_FILE, EngineConfig, read_engine_config
 from hybridtrt.build.network import build_program
 from hybridtrt.converters.checkpoint_reader import open_safetensors
-from hybridtrt.plugins.caches import PageSpec
 from hybridtrt.runtime.runner import Runner, RunnerInfo
 from hybridtrt.runtime.torch_runner import TorchRunner
 
@@ -35,19 +34,19 @@ class RuntimeOptions:
 
 def runner_info(config: EngineConfig, options: RuntimeOptions) -> RunnerInfo:
     """Limits and pool sizes of an engine; page 0 and slot 0 of every pool are reserved."""
-    limits, caches = config.build, tuple(config.model.caches())
-    page = limits.tokens_per_block
-    tokens = options.kv_cache_tokens or limits.max_batch_size * -(-limits.max_seq_len // page) * page
-    groups = {spec.group for spec in caches if isinstance(spec, PageSpec)}
+    limits, plan = config.build, config.memory()
+    num_pages = plan.num_pages
+    if options.kv_cache_tokens is not None:
+        num_pages = dict.fromkeys(num_pages, 1 - (-options.kv_cache_tokens // limits.tokens_per_block))
     return RunnerInfo(
         vocab_size=config.model.vocab_size,
         max_batch_size=limits.max_batch_size,
         max_num_tokens=limits.max_num_tokens,
         max_seq_len=limits.max_seq_len,
-        page_size=page,
-        num_pages={group: 1 + -(-tokens // page) for group in sorted(groups)},
-        num_slots=1 + limits.max_batch_size,
-        caches=caches,
+        page_size=limits.tokens_per_block,
+        num_pages=num_pages,
+        num_slots=plan.num_slots,
+        caches=tuple(config.model.caches()),
         eos_token_ids=config.model.eos_token_ids,
         pad_token_id=config.model.pad_token_id,
     )
@@ -64,7 +63,7 @@ def load_runner(engine_dir: str | Path, options: RuntimeOptions | None = None) -
     stored = open_safetensors(path)
     if set(stored.keys()) != set(program.weights):
         wrong = sorted(set(stored.keys()) ^ set(program.weights))[0]
-        raise ValueError(f"{path}: {'surplus' if wrong in stored.keys() else 'missing'} weight {wrong}")
+        raise ValueError(f"{path}: {'missing' if wrong in program.weights else 'surplus'} weight {wrong}")
     weights = {name: stored.get_tensor(name) for name in program.weights}
     for name, spec in program.weights.items():
         if tuple(weights[name].shape) != spec.shape:

@@ -42,8 +42,8 @@ class Output:
     """What one step added to one request: deltas, never the prompt. The last one carries `finish_reason`.
 
     `token_ids` are all tokens that were sampled, with the end token that stopped the request (as transformers'
-    generate); `text` omits special tokens and stop words, is complete UTF-8, and is empty while a character or a possible
-    stop word is held back. `error` is set when `finish_reason` is "error".
+    generate); `text` omits special tokens and stop words, is complete UTF-8, and is empty while a character or a
+    possible stop word is held back. `error` is set when `finish_reason` is "error".
     """
 
     request_id: str

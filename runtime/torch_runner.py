@@ -32,7 +32,7 @@ class _Call:
 
 
 class TorchRunner:
-    """A `Runner` on torch. It computes in `dtype` (float32, or float64 for tests) whatever the weights are stored in."""
+    """A `Runner` on torch. Whatever the weights are stored in, it computes in `dtype`: float32, or float64 in tests."""
 
     def __init__(
         self,

@@ -1,0 +1,44 @@
+"""Progress of long work: a bar with the rate on a terminal, plain lines elsewhere, always on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tqdm import tqdm
+
+LINE_SECONDS = 5.0
+
+
+@contextmanager
+def byte_progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Yields a function of bytes done and bytes in all."""
+    if sys.stderr.isatty():
+        with tqdm(desc=label, unit="B", unit_scale=True, leave=True) as bar:
+
+            def draw(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            yield draw
+        return
+    started = last = time.monotonic()
+
+    def print_line(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= LINE_SECONDS or done == total:
+            last = now
+            rate = done / max(now - started, 1e-9) / 1e9
+            print(f"{label}: {done / 1e6:.0f} of {total / 1e6:.0f} MB, {rate:.2f} GB/s", file=sys.stderr, flush=True)
+
+    yield print_line
+
+
+@contextmanager
+def count_progress(label: str, total: int, unit: str) -> Iterator[Callable[[], None]]:
+    """Yields a function to be called once a unit of work."""
+    with tqdm(desc=label, total=total, unit=unit, leave=False, disable=not sys.stderr.isatty()) as bar:
+        yield lambda: bar.update() and None
