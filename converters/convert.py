@@ -50,7 +50,7 @@ def convert(
     float32. An older checkpoint in `out_dir` is replaced, only once the new one is whole. `progress` is called with
     the bytes written and the bytes in all. Raises `ValueError` for anything that cannot be converted completely.
     """
-    model_dir, out_dir = Path(model_dir), Path(out_dir).absolute()
+    model_dir, out_dir = Path(model_dir), Path(out_dir).resolve()
     _check_target(model_dir, out_dir)
     model = read_model(model_dir)
     reader = CheckpointReader(model_dir)
@@ -72,7 +72,7 @@ def _check_target(model_dir: Path, out_dir: Path) -> None:
         raise ValueError(f"{model_dir}: no such folder")
     if out_dir.exists() and not is_checkpoint(out_dir) and not (out_dir.is_dir() and not any(out_dir.iterdir())):
         raise ValueError(f"{out_dir}: exists and is not a checkpoint of hybridtrt; it is left as it is")
-    if model_dir.resolve().is_relative_to(out_dir.resolve()):
+    if model_dir.resolve().is_relative_to(out_dir):
         raise ValueError(f"{out_dir}: holds the model itself ({model_dir})")
 
 
@@ -96,5 +96,7 @@ def _replacing(target: Path) -> Iterator[Path]:
             target.rename(old)
         fresh.rename(target)
     finally:
+        if old.exists() and not target.exists():
+            old.rename(target)
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
