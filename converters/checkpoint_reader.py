@@ -20,7 +20,7 @@ DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 class CheckpointReader:
-    """Names, shapes and dtypes at once, data tensor by tensor."""
+    """The `names` of all tensors at once; shape, dtype and data tensor by tensor."""
 
     def __init__(self, folder: Path) -> None:
         """Open every shard. Raises `ValueError` for a folder whose files are damaged or contradict each other."""
@@ -37,6 +37,7 @@ class CheckpointReader:
                 f"{folder / index[absent[0]]}: lacks the tensor {absent[0]}, which {INDEX} puts there"
                 f"{_and_more(len(absent))}"
             )
+        self.names = frozenset(self._shard_of)
 
     def _add(self, file: str, names: Iterable[str], index: dict[str, str] | None) -> None:
         for name in names:
@@ -46,11 +47,6 @@ class CheckpointReader:
             if name in self._shard_of:
                 raise ValueError(f"{self.folder / file}: holds the tensor {name}, but so does {self._shard_of[name]}")
             self._shard_of[name] = file
-
-    @property
-    def names(self) -> set[str]:
-        """The names of all tensors."""
-        return set(self._shard_of)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._open[self._shard_of[name]].get_slice(name).get_shape())

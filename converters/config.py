@@ -75,6 +75,8 @@ class ModelConfig:
             kinds = [branch.kind for branch in layer.branches()]
             if len(set(kinds)) != len(kinds):
                 raise ValueError(f"layer {i} has two branches of one kind: {kinds}")
+            if not all(block.branches for block in layer.blocks):
+                raise ValueError(f"layer {i} has a block without a branch")
 
     def weight_table(self) -> WeightTable:
         """Every weight of the network: canonical name to shape and storage rule, in network order."""

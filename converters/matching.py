@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 from fnmatch import fnmatchcase
 
 import torch
@@ -23,25 +24,17 @@ def match_sources(model: Model, reader: CheckpointReader) -> dict[str, Source]:
     """
     rules = model.family.sources(model.config)
     table = {name: spec.shape for name, spec in model.config.weight_table().items()}
-    names = reader.names
     shapes = dict(table)
-    tied_head = HEAD not in table and any(name in names for name, _ in _choose(rules[HEAD], (), names).tensors(()))
+    tied_head = HEAD not in table and not _absent(rules[HEAD], (), reader.names)
     if tied_head:
         shapes[HEAD] = table[EMBEDDING]
-    sources = {name: _choose(rules[name], shape, names) for name, shape in shapes.items()}
-    _check_names(sources, shapes, model, reader)
-    if tied_head:
-        _check_tied(sources.pop(HEAD), sources[EMBEDDING], reader, model.source)
-    return sources
-
-
-def _choose(rule: Source | FirstOf, shape: Shape, names: set[str]) -> Source:
-    return rule.choose(shape, names) if isinstance(rule, FirstOf) else rule
-
-
-def _check_names(sources: dict[str, Source], shapes: dict[str, Shape], model: Model, reader: CheckpointReader) -> None:
-    needed = {name: shape for weight, source in sources.items() for name, shape in source.tensors(shapes[weight])}
-    missing = [name for name in needed if name not in reader.names]
+    sources: dict[str, Source] = {}
+    needed: dict[str, Shape] = {}
+    missing: list[str] = []
+    for weight, shape in shapes.items():
+        missing += _absent(rules[weight], shape, reader.names)
+        sources[weight] = _choose(rules[weight], shape, reader.names)
+        needed |= sources[weight].tensors(shape)
     surplus = [
         name
         for name in sorted(reader.names - set(needed))
@@ -49,6 +42,26 @@ def _check_names(sources: dict[str, Source], shapes: dict[str, Shape], model: Mo
     ]
     if missing or surplus:
         raise ValueError(_contradiction(missing, surplus, model, reader))
+    _check_tensors(needed, model, reader)
+    if tied_head:
+        _check_tied(sources.pop(HEAD), sources[EMBEDDING], reader, model.source)
+    return sources
+
+
+def _choose(rule: Source | FirstOf, shape: Shape, names: Set[str]) -> Source:
+    return rule.choose(shape, names) if isinstance(rule, FirstOf) else rule
+
+
+def _absent(rule: Source | FirstOf, shape: Shape, names: Set[str]) -> list[str]:
+    """The tensors of a rule that the checkpoint lacks; one entry for all spellings if it has none of any."""
+    wanted = [name for name, _ in _choose(rule, shape, names).tensors(shape)]
+    absent = [name for name in wanted if name not in names]
+    if isinstance(rule, FirstOf) and absent == wanted:
+        return [" or ".join(next(iter(each.tensors(shape)))[0] for each in rule.alternatives)]
+    return absent
+
+
+def _check_tensors(needed: dict[str, Shape], model: Model, reader: CheckpointReader) -> None:
     for name, shape in needed.items():
         if reader.shape(name) != shape:
             raise ValueError(
@@ -59,11 +72,11 @@ def _check_names(sources: dict[str, Source], shapes: dict[str, Shape], model: Mo
 
 
 def _contradiction(missing: list[str], surplus: list[str], model: Model, reader: CheckpointReader) -> str:
-    """One line on what differs, starting with a layer in which both sides differ if there is one."""
+    """One line on what differs, starting with the first layer in which both sides differ if there is one."""
     parts = []
-    both = sorted({_layer(name) for name in missing} & {_layer(name) for name in surplus} - {None}, key=str)
-    if both:
-        layer = both[0]
+    both = {_layer(name) for name in missing} & {_layer(name) for name in surplus}
+    layer = min((index for index in both if index is not None), default=None)
+    if layer is not None:
         missing = sorted(missing, key=lambda name: _layer(name) != layer)
         surplus = sorted(surplus, key=lambda name: _layer(name) != layer)
         parts.append(f"layer {layer} does not match its weights")
