@@ -1,0 +1,180 @@
+"""The memory formula and the layer table against figures computed by hand and against what transformers counts."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from checkpoints import FAMILIES, tiny_checkpoint, tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridtrt.converters.config import Block, LayerConfig, ModelConfig
+from hybridtrt.converters.convert import convert
+from hybridtrt.converters.describe import describe, render
+from hybridtrt.converters.families import family
+from hybridtrt.converters.ffns import MlpConfig
+from hybridtrt.converters.hf_config import HFConfig
+from hybridtrt.converters.memory import PageGroup, cache_memory, plan_memory, weight_bytes
+from hybridtrt.converters.mixers import AttentionConfig, GatedDeltaConfig, Mamba1Config, Mamba2Config
+from hybridtrt.converters.model_reader import read_model_config
+from hybridtrt.plugins.caches import PageSpec, StateSpec
+
+GRANITE_SMALL = {  # ibm-granite/granite-4.0-h-small
+    "hidden_size": 4096,
+    "num_hidden_layers": 40,
+    "layer_types": ["attention" if i in (5, 15, 25, 35) else "mamba" for i in range(40)],
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "mamba_n_heads": 128,
+    "mamba_d_state": 128,
+    "num_local_experts": 72,
+    "num_experts_per_tok": 10,
+    "intermediate_size": 768,
+    "shared_intermediate_size": 1536,
+    "vocab_size": 100352,
+    "tie_word_embeddings": True,
+}
+
+
+def published(model_type: str, **values: Any) -> ModelConfig:
+    return family(model_type).config(HFConfig({"model_type": model_type, **values}))
+
+
+def free_mix() -> ModelConfig:
+    """Full attention, two layers with a window, gated delta beside a window, and both Mambas."""
+    full = AttentionConfig(4, 2, 16, scale=0.25)
+    window = AttentionConfig(4, 1, 8, scale=0.25, window=100)
+    delta = GatedDeltaConfig(2, 4, 8, 16, conv_width=4)
+    mlp = MlpConfig(48)
+    branches: list[tuple[Any, ...]] = [
+        (full,),
+        (window,),
+        (Mamba1Config(64, 8, 2, conv_width=4),),
+        (Mamba2Config(4, 16, 8, 2, conv_width=4),),
+        (window, delta),
+    ]
+    layers = tuple(LayerConfig((Block(mixers), Block((mlp,)))) for mixers in branches)
+    return ModelConfig("free", 96, 32, 1024, 1e-6, layers)
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters", "kv", "state"),
+    [
+        # 12 of 48 layers: K and V, 2 heads of 256, float32; 36: 32 heads of 128 x 128, 8192 channels of 3 tokens
+        (published("qwen3_next"), 79_674_391_296, 12 * 2 * 2 * 256 * 4, 36 * 4 * (32 * 128 * 128 + 8192 * 3)),
+        # 4 of 32 layers: K and V, 8 heads of 128; 28: 8192 channels of 16 states and of 3 tokens
+        (published("jamba"), 51_570_323_328, 4 * 2 * 8 * 128 * 4, 28 * 4 * 8192 * (16 + 3)),
+        # 4 of 40 layers: K and V, 8 heads of 128; 36: 128 heads of 64 x 128, 8192 + 2 * 128 channels of 3 tokens
+        (
+            published("granitemoehybrid", **GRANITE_SMALL),
+            32_207_337_984,
+            4 * 2 * 8 * 128 * 4,
+            36 * 4 * (128 * 64 * 128 + 8448 * 3),
+        ),
+    ],
+    ids=["Qwen3-Next-80B-A3B", "Jamba-v0.1", "Granite-4.0-H-Small"],
+)
+def test_published_models(config: ModelConfig, parameters: int, kv: int, state: int) -> None:
+    summary = describe(config)
+    assert summary.parameters == parameters
+    assert summary.kv_bytes_per_token == {"full_attention": kv}
+    assert summary.state_bytes == state
+
+
+def test_plan_of_a_free_mix_by_hand() -> None:
+    config = free_mix()
+    plan = plan_memory(config, max_batch_size=3, max_num_tokens=50, max_seq_len=1000, tokens_per_block=32)
+    full_pages = 1 + 3 * 32  # 1000 tokens in pages of 32
+    window_pages = 1 + 3 * (5 + 1)  # 99 + 50 tokens in pages of 32, and one page more
+    assert plan.num_pages == {"full_attention": full_pages, "window_100": window_pages}
+    full_page = 32 * 2 * 2 * 16 * 4
+    window_page = 32 * 2 * (2 * 1 * 8 * 4)  # two layers
+    assert plan.page_bytes == full_pages * full_page + window_pages * window_page
+    mamba1 = 64 * 3 + 64 * 8
+    mamba2 = (64 + 2 * 2 * 8) * 3 + 4 * 16 * 8
+    delta = (2 * 2 * 8 + 4 * 16) * 3 + 4 * 8 * 16
+    assert plan.num_slots == 4
+    assert plan.state_bytes == 4 * 4 * (mamba1 + mamba2 + delta)
+    assert plan.total_bytes == plan.weight_bytes + plan.page_bytes + plan.state_bytes
+
+
+@pytest.mark.parametrize("family_name", FAMILIES)
+def test_plan_is_what_the_pools_take(family_name: str) -> None:
+    config = read_model_config(tiny_checkpoint(family_name))
+    plan = plan_memory(config, max_batch_size=4, max_num_tokens=64, max_seq_len=300, tokens_per_block=16)
+    pages = [spec for spec in config.caches() if isinstance(spec, PageSpec)]
+    states = [spec for spec in config.caches() if isinstance(spec, StateSpec)]
+    assert plan.page_bytes == sum(plan.num_pages[spec.group] * 16 * math.prod(spec.shape) * 4 for spec in pages)
+    assert plan.state_bytes == sum(5 * math.prod(spec.shape) * 4 for spec in states)
+    assert plan.num_pages == {"full_attention": 1 + 4 * 19}
+
+
+@given(
+    window=st.integers(1, 70),
+    chunks=st.lists(st.integers(1, 40), min_size=1, max_size=40),
+    page_size=st.sampled_from([1, 2, 16, 32]),
+)
+@settings(max_examples=300, deadline=None)
+def test_window_pages_hold_every_cut_of_a_sequence(window: int, chunks: list[int], page_size: int) -> None:
+    group = PageGroup("window", window, 1)
+    full = PageGroup("full", None, 1)
+    length = 0
+    most = 0
+    for chunk in chunks:
+        oldest = max(0, length - (window - 1))
+        length += chunk
+        most = max(most, (length - 1) // page_size - oldest // page_size + 1)
+    planned = group.pages(length, page_size, max(chunks))
+    assert most <= planned <= full.pages(length, page_size, max(chunks))
+    assert planned <= (window - 1 + max(chunks)) / page_size + 2
+
+
+def test_layers_of_one_group_must_keep_the_same_tokens() -> None:
+    caches = [PageSpec("a", "group", (2, 1, 8)), PageSpec("b", "group", (2, 1, 8), window=4)]
+    with pytest.raises(ValueError, match="b: window=4 in page group group of None"):
+        cache_memory(list(caches))
+
+
+@pytest.mark.parametrize("family_name", FAMILIES)
+def test_parameters_and_stored_bytes(family_name: str, tmp_path: Any) -> None:
+    config = convert(tiny_checkpoint(family_name), tmp_path / "out", "bfloat16")
+    summary = describe(config)
+    assert summary.parameters == tiny_model(family_name).num_parameters()
+    file = tmp_path / "out" / "rank0.safetensors"
+    header = 8 + int.from_bytes(file.read_bytes()[:8], "little")
+    assert summary.weight_bytes == weight_bytes(config) == file.stat().st_size - header
+    assert summary.weight_bytes < weight_bytes(read_model_config(tiny_checkpoint(family_name)))
+
+
+def test_layer_table() -> None:
+    summary = describe(free_mix())
+    assert [(row.mixer, row.ffn) for row in summary.layers] == [
+        ("attention", "mlp"),
+        ("attention", "mlp"),
+        ("mamba1", "mlp"),
+        ("mamba2", "mlp"),
+        ("attention+gated_delta", "mlp"),
+    ]
+    assert [row.kv_bytes_per_token for row in summary.layers] == [256, 64, 0, 0, 64]
+    assert summary.kv_bytes_per_token == {"full_attention": 256, "window_100": 128}
+    assert sum(row.state_bytes for row in summary.layers) == summary.state_bytes
+    assert summary.layer_kinds["attention / mlp"] == 2
+    data = summary.to_dict()
+    assert json.loads(json.dumps(data)) == data
+    text = render(summary)
+    assert len(text.splitlines()) == 1 + 5 + 1 + 1 + 5
+    for row in summary.layers:
+        assert any(
+            line.split()[:3] == [str(row.index), row.mixer, row.ffn] and f"{row.parameters:,}" in line
+            for line in text.splitlines()
+        )
+
+
+@pytest.mark.parametrize("family_name", FAMILIES)
+def test_description_survives_json(family_name: str) -> None:
+    config = read_model_config(tiny_checkpoint(family_name))
+    for one in (config, free_mix()):
+        assert ModelConfig.from_dict(json.loads(json.dumps(one.to_dict()))) == one
