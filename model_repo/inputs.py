@@ -1,0 +1,129 @@
+"""The values of a request's tensors, checked. What this project cannot do is refused by name, never ignored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tensors = Mapping[str, NDArray[Any]]
+
+# Inputs of TensorRT-LLM's models that would change the result or ask for an output that does not exist here,
+# with the values that mean "off"; with anything else the request is refused.
+UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "bad_words": ("",),
+    "bad_words_list": (0, -1),
+    "beam_width": (1,),
+    "decoder_text_input": ("",),
+    "draft_input_ids": (),
+    "embedding_bias": (0.0,),
+    "embedding_bias_weights": (0.0,),
+    "embedding_bias_words": ("",),
+    "frequency_penalty": (0.0,),
+    "guided_decoding_guide": ("",),
+    "guided_decoding_guide_type": ("",),
+    "lora_config": (),
+    "lora_task_id": (),
+    "lora_weights": (),
+    "min_tokens": (0, 1),  # every answer has one token at least
+    "num_return_sequences": (1,),
+    "presence_penalty": (0.0,),
+    "prompt_embedding_table": (),
+    "prompt_table_extra_id": (),
+    "prompt_table_extra_ids": (),
+    "prompt_vocab_size": (0,),
+    "repetition_penalty": (1.0,),
+    "return_context_logits": (False,),
+    "return_generation_logits": (False,),
+    "return_perf_metrics": (False,),
+    "runtime_top_p_decay": (1.0,),
+}
+
+# Accepted and without effect: they only matter with beam search, with a decaying top-p or in padded output.
+NO_EFFECT = frozenset(
+    ("early_stopping", "len_penalty", "length_penalty", "pad_id", "runtime_top_p_min", "runtime_top_p_reset_ids")
+)
+
+# Triton turns JSON fields that are no input into request parameters. Of these only `id` is a client's.
+_KNOWN_PARAMETERS = ("id", "binary_data_output", "priority", "sequence_end", "sequence_id", "sequence_start", "timeout")
+
+
+class RequestError(Exception):
+    """What is wrong with a request, in one line for its client."""
+
+
+class Inputs:
+    """Typed access to the tensors of one request. Every method raises `RequestError` and names the input."""
+
+    def __init__(self, tensors: Tensors, parameters: Mapping[str, object] | None = None) -> None:
+        self._tensors = tensors
+        for name in parameters or {}:
+            if name not in _KNOWN_PARAMETERS and not name.startswith("triton_"):
+                raise RequestError(f"unknown input '{name}'")
+        for name, neutral in UNSUPPORTED.items():
+            for value in self._values(name):
+                if value not in neutral:
+                    allowed = " or ".join(map(repr, neutral)) or "leaving it out"
+                    raise RequestError(f"{name}={_show(value)} is not supported, only {allowed}")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def integer(self, name: str) -> int | None:
+        value = self._single(name)
+        return None if value is None else int(value)
+
+    def number(self, name: str) -> float | None:
+        value = self._single(name)
+        if value is not None and not math.isfinite(value):
+            raise RequestError(f"{name}={value} is not a finite number")
+        return None if value is None else float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self._single(name)
+        return default if value is None else bool(value)
+
+    def text(self, name: str) -> str | None:
+        value: str | None = self._single(name)
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """All strings of an input, without empty ones: clients send "" for none."""
+        return tuple(value for value in self._values(name) if value)
+
+    def ids(self, name: str) -> tuple[int, ...] | None:
+        """A row of token ids."""
+        return tuple(self._values(name)) if name in self._tensors else None
+
+    def array(self, name: str) -> NDArray[Any] | None:
+        return self._tensors.get(name)
+
+    def _single(self, name: str) -> Any:
+        if name not in self._tensors:
+            return None
+        values = self._values(name)
+        if len(values) != 1:
+            raise RequestError(f"{name} has shape {list(self._tensors[name].shape)}, expected one value")
+        return values[0]
+
+    def _values(self, name: str) -> list[Any]:
+        if name not in self._tensors:
+            return []
+        values: list[Any] = self._tensors[name].reshape(-1).tolist()
+        try:
+            return [value.decode() if isinstance(value, bytes) else value for value in values]
+        except UnicodeDecodeError as error:
+            raise RequestError(f"{name} is not valid UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def row(values: Any, dtype: type[np.generic]) -> NDArray[Any]:
+    """A tensor `[batch 1, n]`."""
+    return np.array([values], dtype)
