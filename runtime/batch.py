@@ -74,11 +74,7 @@ class BatchBuilder:
 
 def _input_ids(plan: Plan, cu_seqlens: Int32) -> Int32:
     ids = np.empty(cu_seqlens[-1], np.int32)
-    start = 0
-    for sequence, count in zip(plan.sequences, plan.counts, strict=True):
-        if sequence.decoding:
-            ids[start] = sequence.output_ids[-1]
-        else:
-            ids[start : start + count] = sequence.pending(count)
-        start += count
+    ids[: plan.decodes] = [sequence.output_ids[-1] for sequence in plan.sequences[: plan.decodes]]
+    for row in range(plan.decodes, len(plan.sequences)):
+        ids[cu_seqlens[row] : cu_seqlens[row + 1]] = plan.sequences[row].pending(plan.counts[row])
     return ids

@@ -30,11 +30,11 @@ class Detokenizer:
         if self._sent.endswith(BROKEN):
             self._split_prompt()
 
-    def push(self, ids: Sequence[int]) -> str:
-        """Add tokens and return the text that is now certain; "" while a character is incomplete."""
-        self._ids += [token for token in ids if token not in self._skip]
-        if len(self._ids) == self._done:
+    def push(self, token: int) -> str:
+        """Add one token and return the text that is now certain; "" while a character is incomplete."""
+        if token in self._skip:
             return ""
+        self._ids.append(token)
         text = self._text()
         certain = _certain(text)
         if self._prompt and certain.startswith(self._prompt):

@@ -181,17 +181,14 @@ class Engine:
 
     def _prepare(self, plan: Plan, outputs: list[Output]) -> Plan:
         """Hand out pages for the plan. A sequence whose slot does not hold its states fails and is left out."""
-        ready = Plan()
+        failed = []
         for sequence, count in zip(plan.sequences, plan.counts, strict=True):
             try:
                 self._caches.prepare(sequence, count)
             except RuntimeError as error:
                 outputs.append(self._fail(sequence, error))
-            else:
-                ready.sequences.append(sequence)
-                ready.counts.append(count)
-        ready.admitted.extend(sequence for sequence in plan.admitted if sequence.id in self._scheduler.running)
-        return ready
+                failed.append(sequence)
+        return plan.without(failed) if failed else plan
 
     def _run(self, plan: Plan) -> tuple[list[Sequence], NDArray[np.float32]]:
         """Run a plan; return the sequences that sample a token now, with their logits `[R, vocab]`."""
@@ -202,10 +199,9 @@ class Engine:
         expected = (len(batch.logits_indices), self.info.vocab_size)
         if logits.shape != expected:
             raise RuntimeError(f"the runner returned logits of shape {logits.shape}; expected {expected}")
-        decoded = sum(sequence.decoding for sequence in plan.sequences)
         self._counters.steps += 1
-        self._counters.decode_tokens += decoded
-        self._counters.prefill_tokens += batch.num_tokens - decoded
+        self._counters.decode_tokens += plan.decodes
+        self._counters.prefill_tokens += batch.num_tokens - plan.decodes
         return self._scheduler.complete(plan), logits
 
     def _advance(self, sequence: Sequence, token: int, log_prob: float, valid: bool) -> Output:

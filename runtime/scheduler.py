@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from hybridtrt.runtime.cache_manager import CacheManager, Freed
@@ -28,13 +29,32 @@ class Limits:
         return min(self.max_batch_size, self.max_num_tokens)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Plan:
-    """One step: `counts[i]` tokens of `sequences[i]`. `admitted` took their slots for this step."""
+    """One step: `counts[i]` tokens of `sequences[i]`.
+
+    The first `decodes` sequences decode. `admitted` took their slots for this step.
+    """
 
     sequences: list[Sequence] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
+    decodes: int = 0
     admitted: list[Sequence] = field(default_factory=list)
+
+    def add(self, sequence: Sequence, count: int) -> None:
+        """Run `count` more tokens of a sequence."""
+        self.sequences.append(sequence)
+        self.counts.append(count)
+
+    def without(self, left_out: Collection[Sequence]) -> Plan:
+        """The plan with some sequences left out."""
+        kept = [i for i, sequence in enumerate(self.sequences) if sequence not in left_out]
+        return Plan(
+            sequences=[self.sequences[i] for i in kept],
+            counts=[self.counts[i] for i in kept],
+            decodes=sum(i < self.decodes for i in kept),
+            admitted=[sequence for sequence in self.admitted if sequence not in left_out],
+        )
 
 
 class Scheduler:
@@ -76,14 +96,15 @@ class Scheduler:
         prefilling = []
         for sequence in self.running.values():
             if sequence.decoding:
-                self._run(plan, sequence, 1)
-                budget -= 1
+                plan.add(sequence, 1)
             else:
                 prefilling.append(sequence)
+        plan.decodes = len(plan.sequences)
+        budget -= plan.decodes
         for sequence in prefilling:
             if budget == 0:
                 return plan
-            budget -= self._run(plan, sequence, self._chunk(sequence, budget))
+            budget -= self._add_chunk(plan, sequence, budget)
         while budget and self.waiting and len(self.running) < self.limits.max_running:
             sequence = next(iter(self.waiting.values()))
             if not self.caches.can_admit(sequence):
@@ -92,7 +113,7 @@ class Scheduler:
             self.running[sequence.id] = sequence
             self.caches.admit(sequence)
             plan.admitted.append(sequence)
-            budget -= self._run(plan, sequence, self._chunk(sequence, budget))
+            budget -= self._add_chunk(plan, sequence, budget)
         return plan
 
     def complete(self, plan: Plan) -> list[Sequence]:
@@ -109,10 +130,7 @@ class Scheduler:
         """Raise `RuntimeError` unless free and held add up to the whole pool, for every kind of page and for slots."""
         self.caches.check_integrity(self.running)
 
-    def _chunk(self, sequence: Sequence, budget: int) -> int:
-        return min(sequence.total - sequence.computed, budget, self.limits.max_chunk or budget)
-
-    def _run(self, plan: Plan, sequence: Sequence, count: int) -> int:
-        plan.sequences.append(sequence)
-        plan.counts.append(count)
+    def _add_chunk(self, plan: Plan, sequence: Sequence, budget: int) -> int:
+        count = min(sequence.total - sequence.computed, budget, self.limits.max_chunk or budget)
+        plan.add(sequence, count)
         return count

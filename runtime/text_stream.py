@@ -18,7 +18,7 @@ class TextStream:
 
     def push(self, token: int) -> tuple[str, bool]:
         """Add a token; return the text that can be shown now and whether a stop word is complete."""
-        return self._stop_words.push(self._detokenizer.push((token,)))
+        return self._stop_words.push(self._detokenizer.push(token))
 
     def finish(self) -> tuple[str, bool]:
         """The text held back, when no more tokens will come, and whether it completes a stop word."""
