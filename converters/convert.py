@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +19,7 @@ from hybridtrt.converters.checkpoint_reader import CheckpointReader
 from hybridtrt.converters.config import ModelConfig
 from hybridtrt.converters.matching import match_sources
 from hybridtrt.converters.model_reader import read_model
+from hybridtrt.converters.replacing import replacing
 from hybridtrt.converters.safetensors_writer import Progress, write_safetensors
 
 TOKENIZER_FILES = (
@@ -51,13 +49,13 @@ def convert(
     the bytes written and the bytes in all. Raises `ValueError` for anything that cannot be converted completely.
     """
     model_dir, out_dir = Path(model_dir), Path(out_dir).resolve()
-    _check_target(model_dir, out_dir)
+    _check_folders(model_dir, out_dir)
     model = read_model(model_dir)
     reader = CheckpointReader(model_dir)
     sources = match_sources(model, reader)
     stored = model.dtype or reader.dtype(next(sources["embedding.weight"].tensors(()))[0])
     config = replace(model.config, dtype=dtype or stored)
-    with _replacing(out_dir) as folder:
+    with replacing(out_dir, is_checkpoint) as folder:
         write_safetensors(
             folder / WEIGHTS, weight_layouts(config), lambda name: sources[name].pieces(reader.read), progress
         )
@@ -67,11 +65,9 @@ def convert(
     return config
 
 
-def _check_target(model_dir: Path, out_dir: Path) -> None:
+def _check_folders(model_dir: Path, out_dir: Path) -> None:
     if not model_dir.is_dir():
         raise ValueError(f"{model_dir}: no such folder")
-    if out_dir.exists() and not is_checkpoint(out_dir) and not (out_dir.is_dir() and not any(out_dir.iterdir())):
-        raise ValueError(f"{out_dir}: exists and is not a checkpoint of hybridtrt; it is left as it is")
     if model_dir.resolve().is_relative_to(out_dir):
         raise ValueError(f"{out_dir}: holds the model itself ({model_dir})")
 
@@ -81,22 +77,3 @@ def _copy_tokenizer(model_dir: Path, target: Path) -> None:
         if (model_dir / name).is_file():
             target.mkdir(exist_ok=True)
             shutil.copyfile(model_dir / name, target / name)
-
-
-@contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """A new folder beside `target` that takes its place when the block ends well, and vanishes otherwise."""
-    fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
-    old = target.with_name(f".{target.name}.{os.getpid()}.old")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    try:
-        yield fresh
-        if target.exists():
-            target.rename(old)
-        fresh.rename(target)
-    finally:
-        if old.exists() and not target.exists():
-            old.rename(target)
-        shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)

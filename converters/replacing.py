@@ -25,12 +25,9 @@ def replacing(target: Path, ours: Callable[[Path], bool]) -> Iterator[Path]:
         yield fresh
         if target.exists():
             target.rename(old)
-        try:
-            fresh.rename(target)
-        except OSError:
-            if old.exists():
-                old.rename(target)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
+        fresh.rename(target)
     finally:
+        if old.exists() and not target.exists():
+            old.rename(target)
         shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

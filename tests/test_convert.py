@@ -172,9 +172,16 @@ def test_anything_else_in_the_way_is_left_alone(jamba: Path) -> None:
     out = jamba.parent / "out"
     out.mkdir()
     convert(jamba, out)  # an empty folder is no loss
-    for target in (jamba, jamba.parent, Path(__file__)):
-        with pytest.raises(ValueError, match="exists and is not a checkpoint of hybridtrt"):
+    before = files_of(jamba.parent)
+    foreign = copied(jamba, jamba.parent / "foreign")
+    for target in (foreign, foreign / "config.json"):
+        with pytest.raises(ValueError, match="exists and was not written by hybridtrt"):
             convert(jamba, target)
+    shutil.rmtree(foreign)
+    for target in (jamba, jamba.parent):
+        with pytest.raises(ValueError, match="holds the model itself"):
+            convert(jamba, target)
+    assert files_of(jamba.parent) == before
     inside = copied(jamba, out / "model")
     with pytest.raises(ValueError, match="holds the model itself"):
         convert(inside, out)
