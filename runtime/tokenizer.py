@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Tokenizer:
-    """Wraps a tokenizer of transformers.
+    """Wraps a tokenizer of transformers. Threads may share it.
 
     `decode` skips special tokens, whose ids are `special_ids`.
     """
@@ -19,6 +19,9 @@ class Tokenizer:
         self.special_ids = _special_ids(tokenizer)
         self.bos_token_id: int | None = tokenizer.bos_token_id
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
+        if self._fast is not None:  # settings of training, which `encode` would switch off while others decode
+            self._fast.no_truncation()
+            self._fast.no_padding()
         if getattr(tokenizer, "clean_up_tokenization_spaces", False):
             self._fast = None  # the clean-up is not a part of the fast tokenizer
 
@@ -42,7 +45,7 @@ class Tokenizer:
             text = self._tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
         except Exception as error:
             raise ValueError(f"the chat template refuses the messages: {type(error).__name__}: {error}") from None
-        return self._without_double_bos(self._tokenizer.encode(text, add_special_tokens=False))
+        return self._without_double_bos(self._tokenizer.encode(valid_text(text), add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids without special tokens."""
