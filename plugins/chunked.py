@@ -64,12 +64,14 @@ def _chunked(
     """All chunks of all longer rows. Returns `[N, C, Hk, r, V]` and the rows' final states."""
     q, k, v = (chunks.gather(x).movedim(1, -2) for x in (q, k, v))  # [N, Hk, 1 or r, C, K or V]
     causal = torch.ones(chunks.size, chunks.size, dtype=torch.bool).tril()
-    # g summed from the chunk's start to each token; without g the decay is 1 everywhere.
-    total = k.new_zeros(*k.shape[:-1]) if g is None else chunks.gather(g).movedim(1, -1).cumsum(-1)  # [N, Hk, r, C]
+    # g summed from the chunk's start to each token; without g the decay is 1 everywhere. The sums may be large and
+    # their differences small, so they are taken in float64.
+    total = k.new_zeros(k.shape[:-1]) if g is None else chunks.gather(g).movedim(1, -1)  # [N, Hk, r, C]
+    total = total.double().cumsum(-1)
     # Decay from token j to token i >= j; masked before exp so that no positive exponent is ever taken.
-    decay = (total[..., :, None] - total[..., None, :]).masked_fill(~causal, -torch.inf).exp()
-    from_start = total.exp()[..., None]
-    to_end = (total[..., -1:] - total).exp()[..., None]
+    decay = (total[..., :, None] - total[..., None, :]).to(v.dtype).masked_fill(~causal, -torch.inf).exp()
+    from_start = total.to(v.dtype).exp()[..., None]
+    to_end = (total[..., -1:] - total).to(v.dtype).exp()[..., None]
     scores = (q @ k.mT) * decay
     q_state, k_state, k_out = q * from_start, None, k * to_end
     if beta is not None:

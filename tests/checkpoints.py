@@ -119,6 +119,7 @@ SMALL: dict[str, dict[str, Any]] = {  # about 200 million parameters
         "mamba_d_head": 64,
         "mamba_d_state": 128,
         "mamba_n_groups": 1,
+        "mamba_chunk_size": 32,
         "position_embedding_type": "nope",
         "tie_word_embeddings": True,
         "attention_multiplier": 0.125,

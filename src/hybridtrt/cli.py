@@ -34,6 +34,10 @@ def _print_json(data: Any) -> None:
     print(json.dumps(data, ensure_ascii=False, allow_nan=False))
 
 
+def _generation(output: Any) -> dict[str, Any]:
+    return {name: value for name, value in asdict(output).items() if name != "error" or value}
+
+
 def convert(args: argparse.Namespace) -> int:
     """Convert a Hugging Face folder to a checkpoint."""
     from hybridtrt.converters.convert import convert
@@ -109,7 +113,7 @@ def generate(args: argparse.Namespace) -> int:
     prompts = [value for _, value in args.inputs]
     outputs = generate(args.engine, prompts, params, RuntimeOptions(threads=args.threads), show if stream else None)
     if args.json:
-        _print_json({"outputs": [asdict(output) for output in outputs]})
+        _print_json({"outputs": [_generation(output) for output in outputs]})
     for i, output in enumerate(outputs):
         if output.error:
             print(f"error: prompt {i}: {output.error}", file=sys.stderr)

@@ -1,0 +1,53 @@
+"""Engines of the random checkpoints, and the oracle that judges them: transformers' full forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import checkpoints
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from hybridtrt.build.build import build
+from hybridtrt.build.engine import BuildConfig
+from hybridtrt.converters.convert import convert
+
+LIMITS = BuildConfig(max_batch_size=8, max_num_tokens=256, max_seq_len=256, tokens_per_block=16)
+
+
+def make_engine(model_dir: Path, limits: BuildConfig = LIMITS, dtype: str | None = None) -> Path:
+    """Convert and build beside the model."""
+    checkpoint = model_dir.with_name(f"{model_dir.name}-{dtype}-checkpoint")
+    engine = model_dir.with_name(f"{model_dir.name}-{dtype}-engine")
+    convert(model_dir, checkpoint, dtype)
+    build(checkpoint, engine, limits)
+    return engine
+
+
+@cache
+def tiny_engine(family: str) -> Path:
+    """The engine of a tiny model, shared by all tests of a process."""
+    return make_engine(checkpoints.tiny_checkpoint(family))
+
+
+@cache
+def tiny_text_engine(family: str) -> Path:
+    """The engine of a tiny model with a tokenizer."""
+    return make_engine(checkpoints.tiny_text_checkpoint(family))
+
+
+@torch.inference_mode()
+def oracle_logits(model: transformers.PreTrainedModel, ids: Sequence[int]) -> NDArray[np.float32]:
+    """`[len(ids), vocab]` by transformers' full forward, without a cache."""
+    logits: NDArray[np.float32] = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].numpy()
+    return logits
+
+
+def relative_error(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    """Largest difference over the standard deviation of the expected logits."""
+    assert logits.shape == expected.shape
+    return float(np.abs(logits - expected).max() / expected.std())
