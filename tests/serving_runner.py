@@ -1,41 +1,58 @@
-"""Runner factories for engine processes that tests start: `serving_runner:fast` and so on."""
+"""Engines without a network for servers that tests start: `serving_runner:steady` and so on are runner factories."""
 
 from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 from null_runner import NullRunner, null_info
+from tokenizers_for_tests import byte_level, wrapped
 
+TEMPLATE = "{% for m in messages %}<|user|>{{ m['content'] }}{% endfor %}"
 INFO = null_info(
-    vocab_size=512, max_batch_size=64, max_num_tokens=512, max_seq_len=2048, page_size=16,
-    num_pages={"full": 4097, "window": 4097}, num_slots=65,
-)  # fmt: skip
+    vocab_size=420,
+    max_batch_size=64,
+    max_num_tokens=512,
+    max_seq_len=4096,
+    page_size=16,
+    num_pages={"full": 4097, "window": 4097},
+    num_slots=65,
+)
 
 
-def fast(engine_dir):
-    """No wait in a step."""
-    return runner(0.0)
+def steady(engine_dir: Path) -> NullRunner:
+    """A step takes 5 ms and longer."""
+    return make(0.005)
 
 
-def steady(engine_dir):
-    """A step takes 5 ms."""
-    return runner(0.005)
-
-
-def crashing(engine_dir):
+def crashing(engine_dir: Path) -> NullRunner:
     """The process ends in its first step."""
     return NullRunner(INFO, on_step=lambda batch: os._exit(7))
 
 
-def runner(step_seconds):
-    null = NullRunner(INFO, on_step=lambda batch: time.sleep(step_seconds))
-    null.batches = Forgetful()
-    return null
+def unloadable(engine_dir: Path) -> NullRunner:
+    raise ValueError(f"{engine_dir}/config.json: built by version 99, this is version 0.1.0; build the engine again")
 
 
-class Forgetful(list):
-    """A server steps for long: nothing is kept."""
+def make(step_seconds: float) -> NullRunner:
+    runner = NullRunner(INFO, on_step=lambda batch: time.sleep(step_seconds))
+    runner.batches = Nothing()
+    return runner
 
-    def append(self, item):
+
+def engine_folder(folder: Path, text: bool = True) -> Path:
+    """A folder that the factories can be called with, with a tokenizer and a chat template."""
+    folder.mkdir()
+    if text:
+        tokenizer = wrapped(byte_level())
+        tokenizer.chat_template = TEMPLATE
+        tokenizer.save_pretrained(folder / "tokenizer")
+    return folder
+
+
+class Nothing(list):  # type: ignore[type-arg]
+    """Keeps nothing: a server steps for long."""
+
+    def append(self, item: object) -> None:
         pass
