@@ -25,6 +25,7 @@ class Child:
     def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
         self.name, self.log = name, log
         with log.open("ab") as output:
+            self._log_start = output.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
@@ -46,11 +47,13 @@ class Child:
             return None
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
 
-    def last_words(self) -> str:
-        """The line of its log that says why it ended: the last that looks like an error, or the last of all."""
-        lines = _read(self.log)[-20_000:].strip().splitlines() or [""]
-        errors = [line for line in lines if re.match(r"error: |load failed|E\d{4} ", line)]
-        return (errors or lines)[-1].removeprefix("error: ")
+    def complaint(self) -> str:
+        """The last line that it printed that looks like an error, or "" if there is none."""
+        with self.log.open("rb") as printed:
+            printed.seek(self._log_start)
+            text = printed.read().decode("utf-8", "replace")
+        lines = re.findall(r"^(?:error: |(?=load failed|E\d{4} ))(.+)$", text, re.MULTILINE)
+        return str(lines[-1]) if lines else ""
 
     def terminate(self, grace_seconds: float) -> None:
         """SIGTERM, then SIGKILL for the whole group when the grace is over."""
@@ -65,14 +68,23 @@ class Child:
 
 def children(pid: int, name: str) -> set[int]:
     """The live children of a process whose program's name contains `name`."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return {child for task in tasks for child in map(int, _read(task).split()) if _is_live(child, name)}
+    numbers = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+    return {child for child in numbers if _status(child)[1:2] == [str(pid)] and is_live(child) and _runs(child, name)}
 
 
-def _is_live(pid: int, name: str) -> bool:
-    status = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
-    program = _read(Path(f"/proc/{pid}/cmdline")).partition("\0")[0]
-    return bool(status) and status[0] not in "ZX" and name in program
+def is_live(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    status = _status(pid)
+    return bool(status) and status[0] not in "ZX"
+
+
+def _status(pid: int) -> list[str]:
+    """State, parent and more, of `proc_pid_stat(5)`."""
+    return _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+
+
+def _runs(pid: int, name: str) -> bool:
+    return name in _read(Path(f"/proc/{pid}/cmdline")).partition("\0")[0]
 
 
 def _read(path: Path) -> str:

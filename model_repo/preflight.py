@@ -60,6 +60,13 @@ def find_triton() -> Triton:
     return triton
 
 
+def check_interpreter(executable: str = sys.executable) -> None:
+    """Raises: ServeError: the stub takes `python3` of the interpreter's folder, and that is another interpreter."""
+    python3 = Path(executable).with_name("python3")
+    if python3.resolve() != Path(executable).resolve():
+        raise ServeError(f"{python3} is not {executable}: run in a virtual environment")
+
+
 def check_numpy(version: str) -> None:
     """Raises: ServeError: Triton's stub garbles the tensors of this numpy."""
     if int(version.split(".")[0]) >= 2:

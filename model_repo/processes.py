@@ -13,8 +13,15 @@ from pathlib import Path
 import numpy as np
 
 from hybridtrt.model_repo import triton
-from hybridtrt.model_repo.child import Child
-from hybridtrt.model_repo.preflight import ServeError, check_numpy, check_shm, claim_ports, find_triton
+from hybridtrt.model_repo.child import Child, is_live
+from hybridtrt.model_repo.preflight import (
+    ServeError,
+    check_interpreter,
+    check_numpy,
+    check_shm,
+    claim_ports,
+    find_triton,
+)
 from hybridtrt.model_repo.repository import MODELS, ModelSettings, write_repository
 from hybridtrt.model_repo.state import State, default_folder
 from hybridtrt.runtime.client import EngineClient
@@ -71,6 +78,7 @@ class Processes:
         self.triton: Child | None = None
         self.engine_ready = False
         self._client: EngineClient | None = None
+        self._stubs: set[int] = set()
         self._recent: deque[float] = deque()  # times of restarts
         self._asked = 0.0
         self._unanswered = 0
@@ -82,6 +90,7 @@ class Processes:
             ServeError: something is missing or in the way, or a process did not start.
             StoppedError: while it waited.
         """
+        check_interpreter()
         check_numpy(np.__version__)
         check_shm()
         self._installed = find_triton()
@@ -102,7 +111,7 @@ class Processes:
         """
         assert self.engine
         if how := self.engine.ended:
-            self._spend_restart(f"the engine process {how}")
+            self._spend_restart(f"the engine process {how}{_because(self.engine)}")
             self._start_engine()
         elif not self.engine_ready and self._engine_answers():
             self._report("the engine is back")
@@ -144,12 +153,13 @@ class Processes:
         self.triton = triton.start(self._installed, self.state, self.ports, self._env)
         self._unanswered = 0
         self._wait_for("triton", lambda: triton.answers(self.ports["http_port"], "/v2/health/ready"))
+        self._stubs = triton.stubs(self.triton)
 
     def _triton_trouble(self) -> str | None:
         assert self.triton
         if how := self.triton.ended:
             return f"tritonserver {how}"
-        if len(triton.stubs(self.triton)) < len(MODELS):
+        if len(self._stubs) < len(MODELS) or not all(map(is_live, self._stubs)):
             return "a model's process (stub) has died"
         if time.monotonic() - self._asked > LIVENESS_SECONDS:
             alive = triton.answers(self.ports["http_port"], "/v2/health/live")
@@ -169,7 +179,7 @@ class Processes:
             child = self.engine if name == "engine" else self.triton
             assert child
             if how := child.ended:
-                raise ServeError(f"{child.name} {how}: {child.last_words()} (log: {child.log})")
+                raise ServeError(f"{child.name} {how}{_because(child)} (log: {child.log})")
             now = time.monotonic()
             if name == "triton" and now - start > TRITON_START_SECONDS:
                 raise ServeError(f"tritonserver is not ready after {TRITON_START_SECONDS:g} s (log: {child.log})")
@@ -187,3 +197,8 @@ class Processes:
             raise ServeError(f"{why}, after {len(self._recent)} restarts within {self.options.restart_seconds:g} s")
         self._recent.append(now)
         self._report(f"{why}; starting it again")
+
+
+def _because(child: Child) -> str:
+    complaint = child.complaint()
+    return f": {complaint}" if complaint else ""

@@ -26,8 +26,8 @@ class State:
         try:
             for path in (folder.parent, folder):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if folder.stat().st_uid != os.getuid():
-                raise ServeError(f"{folder} belongs to another user: choose another --state-dir")
+                if path.stat().st_uid not in (os.getuid(), 0):
+                    raise ServeError(f"{path} belongs to another user")
             self._lock = (folder / "lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

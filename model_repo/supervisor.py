@@ -82,8 +82,10 @@ class Server:
         except Exception as error:
             self.error = ServeError(f"{type(error).__name__}: {error}")
         finally:
-            self.processes.close()
-            self.ended.set()
+            try:
+                self.processes.close()
+            finally:
+                self.ended.set()
 
 
 def run_server(options: ServeOptions, report: Callable[[str], None] = print) -> None:

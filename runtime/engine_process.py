@@ -133,6 +133,8 @@ def open_engine(engine_dir: Path, options: RuntimeOptions, runner_factory: str |
         module, _, function = runner_factory.partition(":")
         runner = getattr(importlib.import_module(module), function)(engine_dir)
     tokenizer = load_tokenizer(engine_dir)
+    if tokenizer is not None:
+        tokenizer.encode("a")  # the first call changes settings, which a decode on another thread would collide with
     info = EngineInfo(
         vocab_size=runner.info.vocab_size,
         max_batch_size=runner.info.max_batch_size,

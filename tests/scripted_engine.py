@@ -116,7 +116,7 @@ def connected(path):
     """A client that is connected."""
     client = EngineClient(path, retry_seconds=0.02)
     try:
-        client.wait_ready(10)
+        client.wait_ready(30)
         yield client
     finally:
         client.close()

@@ -1,19 +1,26 @@
 """The engine behind its socket: routing, cancellation, clients that misbehave, and an engine that dies."""
 
+import os
 import queue
+import re
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+import serving_runner
 from scripted_engine import INFO, ScriptedEngine, ScriptedTokenizer, connected, served
 
 from hybridtrt.runtime.client import EngineClient, EngineUnavailableError
+from hybridtrt.runtime.engine import Engine
 from hybridtrt.runtime.engine_process import claim_socket
 from hybridtrt.runtime.protocol import FrameDecoder, Submission, encode, submit
-from hybridtrt.runtime.request import SamplingParams
+from hybridtrt.runtime.request import Request, SamplingParams
 from hybridtrt.runtime.server import ServerLimits
 
 
@@ -305,6 +312,66 @@ def test_a_socket_in_use_and_a_stale_one(path):
     stale.close()
     with served(ScriptedEngine(), path), connected(path) as client:
         assert client.info == INFO
+
+
+PROGRAM = [sys.executable, "-P", "-m", "hybridtrt.runtime.engine_process"]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+
+
+@pytest.fixture
+def launch(path, tmp_path):
+    """Starts an engine process of its own."""
+    folder = serving_runner.engine_folder(tmp_path / "engine", text=False)
+    started = []
+
+    def start(*options, before=()):
+        command = [*before, *PROGRAM, "--engine", str(folder), "--socket", str(path), *options]
+        started.append(subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_the_process_serves_a_real_engine_and_ends_on_sigterm(launch, path):
+    process = launch("--runner-factory", "serving_runner:steady")
+    with connected(path) as client:
+        info = serving_runner.INFO
+        assert (client.info.vocab_size, client.info.max_seq_len) == (info.vocab_size, info.max_seq_len)
+        (expected,) = Engine(serving_runner.make(0)).generate([Request("1", (1, 2), SamplingParams(9))])
+        assert tokens(client.stream(ask(client, (1, 2), max_tokens=9), timeout=10)) == list(expected.token_ids)
+        assert client.statistics()["slots"]["free"] == 64
+        process.terminate()
+        assert process.wait(10) == 0
+        assert not path.exists()
+
+
+def test_the_process_ends_with_its_parent(launch, path):
+    shell = ["bash", "-c", '"$@"; true', "bash"]  # bash stays between this process and the engine
+    parent = launch("--runner-factory", "serving_runner:steady", "--exit-with-parent", before=shell)
+    with connected(path) as client:
+        replies = start(client, ask(client, max_tokens=2000))
+        parent.kill()
+        assert rest(replies)[-1].finish_reason == "error"
+        until(lambda: not path.exists(), 10)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--runner-factory", "serving_runner:unloadable"), "error: .*built by version 99"),
+        (("--runner-factory", "nowhere:make"), "error: ModuleNotFoundError: No module named 'nowhere'"),
+        (("--threads", "0"), "error: threads=0 is not positive"),
+        ((), "error: .*config.json"),
+    ],
+)
+def test_a_process_that_cannot_start_says_why_in_one_line(launch, options, error):
+    process = launch(*options)
+    _, printed = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert re.fullmatch(error + ".*\n", printed), printed
 
 
 @contextmanager

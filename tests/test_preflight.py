@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hybridtrt.model_repo import preflight
-from hybridtrt.model_repo.child import Child, children
+from hybridtrt.model_repo.child import Child, children, is_live
 from hybridtrt.model_repo.preflight import ServeError, claim_ports
 from hybridtrt.model_repo.processes import ServeOptions
 from hybridtrt.model_repo.state import State
@@ -20,6 +20,14 @@ def test_numpy_2_is_refused():
     preflight.check_numpy("1.26.4")
     with pytest.raises(ServeError, match=r"numpy 2\.1\.0 is too new"):
         preflight.check_numpy("2.1.0")
+
+
+def test_another_interpreter_under_the_name_python3_is_refused(tmp_path):
+    preflight.check_interpreter()
+    for name in ("python3", "python3.99"):
+        (tmp_path / name).touch()
+    with pytest.raises(ServeError, match="run in a virtual environment"):
+        preflight.check_interpreter(str(tmp_path / "python3.99"))
 
 
 def test_ports():
@@ -84,14 +92,17 @@ def test_a_child_that_ignores_sigterm_is_killed_with_its_children(tmp_path):
     offspring = children(child.pid, "sleep")
     child.terminate(0.1)
     assert child.ended == "was killed by SIGKILL"
-    until(lambda: not any(alive(pid) for pid in offspring))
-    assert child.last_words() == "started"
+    until(lambda: not any(is_live(pid) for pid in offspring))
+    assert child.complaint() == ""
 
 
 def test_a_child_says_how_it_ended(tmp_path):
     child = Child("short", ["bash", "-c", "echo 'error: no luck'; echo bye; exit 3"], tmp_path / "log")
     until(lambda: child.ended)
-    assert (child.ended, child.last_words()) == ("exited with status 3", "no luck")
+    assert (child.ended, child.complaint()) == ("exited with status 3", "no luck")
+    again = Child("short", ["bash", "-c", "echo; echo 'E1129 bad'"], tmp_path / "log")
+    until(lambda: again.ended)
+    assert (again.ended, again.complaint()) == ("exited with status 0", "E1129 bad")
 
 
 def test_children_do_not_outlive_a_parent_that_is_killed(tmp_path):
@@ -105,14 +116,7 @@ def test_children_do_not_outlive_a_parent_that_is_killed(tmp_path):
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    until(lambda: not alive(child))
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    until(lambda: not is_live(child))
 
 
 def until(condition, seconds=5.0):
