@@ -99,8 +99,10 @@ class Processes:
         self._env = triton.environment(self._installed, self.state)
         write_repository(self.state.repository, ModelSettings(str(self.state.socket)))
         self._client = EngineClient(self.state.socket)
+        self._report(f"loading {self.options.engine_dir}")
         self._start_engine()
         self._wait_for("engine", self._engine_answers)
+        self._report("starting tritonserver")
         self._start_triton()
 
     def watch(self) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from hybridtrt.model_repo.preflight import LOOPBACK, ServeError
 from hybridtrt.model_repo.processes import CHECK_SECONDS, Processes, ServeOptions, StoppedError
 
+__all__ = ["ServeError", "ServeOptions", "Server", "run_server", "serve"]
+
 
 class Server:
     """An engine process and tritonserver, looked after by a thread."""

@@ -23,9 +23,7 @@ TESTS = Path(__file__).parent
 PROGRAM = """
 import sys
 from pathlib import Path
-from hybridtrt.model_repo.processes import ServeOptions
-from hybridtrt.model_repo.preflight import ServeError
-from hybridtrt.model_repo.supervisor import run_server
+from hybridtrt.model_repo.supervisor import ServeError, ServeOptions, run_server
 engine, state, factory, port = sys.argv[1:]
 try:
     run_server(ServeOptions(Path(engine), int(port), 0, 0, state_dir=Path(state), max_restarts=2, drain_seconds=2,

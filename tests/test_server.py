@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import engines
 import numpy as np
 import pytest
 import serving_runner
@@ -22,11 +23,10 @@ from tritonclient.utils import np_to_triton_dtype
 from hybridtrt.model_repo import triton
 from hybridtrt.model_repo.client_cli import grpc_main, http_main
 from hybridtrt.model_repo.clients import ClientError, GrpcClient, http_generate, http_stream
-from hybridtrt.model_repo.preflight import ServeError
-from hybridtrt.model_repo.processes import ServeOptions
-from hybridtrt.model_repo.supervisor import Server
+from hybridtrt.model_repo.supervisor import ServeError, ServeOptions, Server
 from hybridtrt.runtime.client import EngineClient
 from hybridtrt.runtime.engine import Engine
+from hybridtrt.runtime.load import load_runner
 from hybridtrt.runtime.request import Request, SamplingParams
 from hybridtrt.runtime.tokenizer import load_tokenizer
 
@@ -470,3 +470,18 @@ def test_two_servers_cannot_share_a_folder(server):
     options = ServeOptions(server.processes.options.engine_dir, 0, 0, 0, state_dir=server.processes.state.folder)
     with pytest.raises(ServeError, match="another server uses"):
         Server(options, lambda line: None).start()
+
+
+def test_a_real_engine_serves_what_it_generates_in_process(tmp_path):
+    folder = engines.tiny_text_engine("granitemoehybrid")
+    loaded = Engine(load_runner(folder), load_tokenizer(folder))
+    texts = ["import os", "def main():", "for x in range(10):", "class A:"]
+    requests = [Request(t, loaded.tokenizer.encode(t), SamplingParams(24)) for t in texts]
+    expected = [result.text for result in loaded.generate(requests)]
+    options = ServeOptions(folder, 0, 0, 0, state_dir=tmp_path / "state", threads=1)
+    with Server(options, lambda line: None) as real, GrpcClient(real.grpc_url) as client:
+        fields = [{"text_input": t, "max_tokens": 24, "stream": True} for t in texts]
+        sse = in_parallel(lambda f: text(http_stream(real.http_url, "ensemble", f)), fields)
+        streams = in_parallel(lambda f: list(client.stream("ensemble", f)), fields)
+    assert sse == expected
+    assert [b"".join(o["text_output"][0, 0] for o in stream).decode() for stream in streams] == expected
