@@ -42,11 +42,13 @@ class Detokenizer:
         delta = certain[len(self._sent) :]
         if delta:
             self._sent, self._prompt = certain, ""
-        if len(certain) == len(text):
-            if delta:
-                self._move(self._done)
+        if delta and len(certain) == len(text):
+            self._move(self._done)
         elif len(self._ids) - self._done > MAX_PENDING:
-            self._move(len(self._ids) - MAX_PENDING // 2)
+            if len(certain) == len(text):
+                del self._ids[self._done :]  # none of them has text
+            else:
+                self._move(len(self._ids) - MAX_PENDING // 2)
         return delta
 
     def flush(self) -> str:

@@ -23,11 +23,6 @@ class Limits:
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} is not positive")
 
-    @property
-    def max_running(self) -> int:
-        """Sequences that run at once: every one of them can decode in every step."""
-        return min(self.max_batch_size, self.max_num_tokens)
-
 
 @dataclass(slots=True)
 class Plan:
@@ -61,8 +56,9 @@ class Scheduler:
     """First come, first served, without eviction (`guaranteed_no_evict`).
 
     Decoding sequences come first, one token each; prefill chunks, oldest request first, fill what is left of the token
-    budget. The oldest waiting request is admitted as soon as it fits for its whole life and none overtakes it, so
-    nobody starves, nobody is preempted and there is no deadlock.
+    budget. Whoever runs gets at least one token a step, so no more are admitted than the budget has tokens. The oldest
+    waiting request is admitted as soon as it fits for its whole life and none overtakes it, so nobody starves, nobody
+    is preempted and there is no deadlock.
     """
 
     def __init__(self, limits: Limits, caches: CacheManager) -> None:
@@ -105,7 +101,7 @@ class Scheduler:
             if budget == 0:
                 return plan
             budget -= self._add_chunk(plan, sequence, budget)
-        while budget and self.waiting and len(self.running) < self.limits.max_running:
+        while budget and self.waiting and len(self.running) < self.limits.max_batch_size:
             sequence = next(iter(self.waiting.values()))
             if not self.caches.can_admit(sequence):
                 break

@@ -470,6 +470,7 @@ def test_streamed_text_joins_to_the_decoded_whole(seed: int, words: list[str]) -
             TOKENIZER.encode(rng.choice(["the quick", " ", "日本 😀", "a"])),
             max_tokens=rng.randint(1, 40),
             stop_words=tuple(words),
+            stop_token_ids=tuple(range(200, 220)) if rng.random() < 0.5 else (),
             temperature=2.0,
             seed=rng.randrange(2**32),
         )
