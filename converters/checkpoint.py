@@ -94,8 +94,7 @@ def load_checkpoint(folder: str | Path) -> Checkpoint:
     try:
         config = ModelConfig.from_dict(data["model"] if isinstance(data.get("model"), dict) else {})
         _check_agreement(data, checkpoint_config(config) | {"producer": data["producer"]})
-        weights = open_safetensors(folder / WEIGHTS)
-        _check_weights(weights, config)
+        weights = open_weights(folder / WEIGHTS, config)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
     return Checkpoint(folder, config, weights)
@@ -107,16 +106,22 @@ def _check_agreement(data: Mapping[str, Any], expected: Mapping[str, Any]) -> No
             raise ValueError(f"{key}={data.get(key)!r} in {CONFIG}, expected {expected.get(key)!r} by its `model`")
 
 
-def _check_weights(weights: Any, config: ModelConfig) -> None:
+def open_weights(path: Path, config: ModelConfig) -> Any:
+    """Map the safetensors file of a network's weights.
+
+    Raises `ValueError` if it is damaged or its names, shapes and dtypes are not those of the network.
+    """
+    weights = open_safetensors(path)
     layouts = weight_layouts(config)
     stored = set(weights.keys())
     if stored != set(layouts):
         wrong = sorted(stored ^ set(layouts))[0]
-        raise ValueError(f"{WEIGHTS} has {'a surplus' if wrong in stored else 'no'} weight {wrong}")
+        raise ValueError(f"{path.name} has {'a surplus' if wrong in stored else 'no'} weight {wrong}")
     for name, layout in layouts.items():
         entry = weights.get_slice(name)
         if (tuple(entry.get_shape()), entry.get_dtype()) != (layout.shape, DTYPES[layout.dtype]):
             raise ValueError(
-                f"{WEIGHTS} has {name} as {entry.get_dtype()} {entry.get_shape()}, "
+                f"{path.name} has {name} as {entry.get_dtype()} {entry.get_shape()}, "
                 f"expected {DTYPES[layout.dtype]} {list(layout.shape)}"
             )
+    return weights

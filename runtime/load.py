@@ -9,7 +9,7 @@ import torch
 
 from hybridtrt.build.engine import ENGINE_FILE, EngineConfig, read_engine_config
 from hybridtrt.build.network import build_program
-from hybridtrt.converters.checkpoint_reader import open_safetensors
+from hybridtrt.converters.checkpoint import open_weights
 from hybridtrt.runtime.runner import Runner, RunnerInfo
 from hybridtrt.runtime.torch_runner import TorchRunner
 
@@ -57,17 +57,11 @@ def load_runner(engine_dir: str | Path, options: RuntimeOptions | None = None) -
     engine_dir, options = Path(engine_dir), options or RuntimeOptions()
     config = read_engine_config(engine_dir)
     program = build_program(config.model)
-    path = engine_dir / ENGINE_FILE
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file; build the engine again")
-    stored = open_safetensors(path)
-    if set(stored.keys()) != set(program.weights):
-        wrong = sorted(set(stored.keys()) ^ set(program.weights))[0]
-        raise ValueError(f"{path}: {'missing' if wrong in program.weights else 'surplus'} weight {wrong}")
+    try:
+        stored = open_weights(engine_dir / ENGINE_FILE, config.model)
+    except ValueError as error:
+        raise ValueError(f"{engine_dir}: {error}; build the engine again") from None
     weights = {name: stored.get_tensor(name) for name in program.weights}
-    for name, spec in program.weights.items():
-        if tuple(weights[name].shape) != spec.shape:
-            raise ValueError(f"{path}: {name} has shape {tuple(weights[name].shape)}, expected {spec.shape}")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     return TorchRunner(program, weights, runner_info(config, options), options.walker)

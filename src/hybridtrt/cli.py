@@ -174,7 +174,14 @@ def serve(args: argparse.Namespace) -> int:
     """Serve an engine with Triton Inference Server on loopback."""
     from hybridtrt.model_repo.supervisor import serve
 
-    return serve(args.engine, args.http_port, args.grpc_port, args.metrics_port)
+    return serve(
+        args.engine,
+        args.http_port,
+        args.grpc_port,
+        args.metrics_port,
+        threads=args.threads,
+        kv_cache_tokens=args.kv_cache_tokens,
+    )
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -251,6 +258,8 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument("--http-port", type=int, default=8000, help="HTTP port on loopback")
     one.add_argument("--grpc-port", type=int, default=8001, help="gRPC port on loopback")
     one.add_argument("--metrics-port", type=int, default=8002, help="metrics port on loopback")
+    one.add_argument("--threads", type=int, help="compute threads")
+    one.add_argument("--kv-cache-tokens", type=int, help="tokens in the KV pages; by default a full batch fits")
     return parser
 
 
