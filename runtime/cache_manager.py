@@ -11,6 +11,8 @@ from hybridtrt.runtime.runner import RunnerInfo
 from hybridtrt.runtime.sequence import Sequence
 from hybridtrt.runtime.slots import SlotPool
 
+MAX_NAMED = 20  # faults in one message
+
 
 @dataclass(frozen=True)
 class Freed:
@@ -78,7 +80,8 @@ class CacheManager:
         return freed
 
     def check_integrity(self, owners: Collection[str]) -> None:
-        """Raise `RuntimeError`, a line a fault, unless every page and slot is free or held by one of `owners`."""
+        """Raise `RuntimeError`, naming the faults, unless every page and slot is free or held by one of `owners`."""
         faults = [fault for pool in self.pools for fault in pool.faults(owners)] + self.slots.faults(owners)
         if faults:
-            raise RuntimeError("caches are damaged:\n" + "\n".join(faults))
+            more = f"; and {len(faults) - MAX_NAMED} more" if len(faults) > MAX_NAMED else ""
+            raise RuntimeError(f"caches are damaged: {'; '.join(faults[:MAX_NAMED])}{more}")

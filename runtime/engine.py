@@ -92,7 +92,9 @@ class Engine:
         """
         outputs = self._take_inbox()
         plan = self._prepare(self._scheduler.schedule(), outputs)
-        if plan.sequences:
+        if not plan.sequences and not self._scheduler.running and self._scheduler.waiting:
+            outputs.append(self._refuse_oldest())
+        elif plan.sequences:
             try:
                 sampling, logits = self._run(plan)
                 choice = choose(logits, sampling)
@@ -214,6 +216,15 @@ class Engine:
             return self._fail(sequence, error)
         self._counters.sampled_tokens += 1
         return self._finish(sequence, output) if output.finish_reason else output
+
+    def _refuse_oldest(self) -> Output:
+        """End a request that fits by its size and yet not into idle pools, where it would wait for ever."""
+        error = RuntimeError("the request does not fit into idle pools")
+        try:
+            self.check_integrity()
+        except RuntimeError as damage:
+            error = damage
+        return self._fail(next(iter(self._scheduler.waiting.values())), error)
 
     def _fail(self, sequence: Sequence, error: Exception) -> Output:
         lines = str(error).strip().splitlines() or ["no message"]

@@ -32,15 +32,15 @@ def stop_ids(params: SamplingParams, eos_token_ids: tuple[int, ...]) -> frozense
 
 
 def _prompt(request: Request, vocab_size: int) -> NDArray[np.int32]:
-    ids = np.asarray(request.prompt_ids)
-    if ids.size == 0:
+    ids = request.prompt_ids
+    if len(ids) == 0:
         raise ValueError("the prompt is empty")
-    if ids.ndim != 1 or ids.dtype.kind not in "iuO" or any(isinstance(token, bool) for token in request.prompt_ids):
+    if not all(_is_integer(token) for token in ids):
         raise ValueError("the prompt must be a flat list of integer token ids")
-    wrong = [token for token in (ids.min(), ids.max()) if not 0 <= token < vocab_size]
-    if wrong:
-        raise ValueError(f"token id {wrong[0]} is not in 0..{vocab_size - 1}, the vocabulary")
-    return ids.astype(np.int32)
+    for token in (min(ids), max(ids)):
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"token id {token} is not in 0..{vocab_size - 1}, the vocabulary")
+    return np.array(ids, np.int32)
 
 
 def _check_sampling(params: SamplingParams) -> None:

@@ -309,10 +309,24 @@ def test_a_damaged_slot_record_ends_its_request_before_the_step() -> None:
     engine.check_integrity()
 
 
+def test_a_leak_does_not_let_a_request_wait_for_ever() -> None:
+    engine = Engine(NullRunner(null_info(num_pages={"full": 5})))
+    engine._caches.pools[0].reserve("nobody", 1)
+    engine._caches.pools[0].take("nobody", 1)
+    large, small = engine.generate([ask("large", range(14), max_tokens=2), ask("small", max_tokens=2)])
+    assert large.error == (
+        "RuntimeError: caches are damaged: pages of group 'full' are held by 'nobody', which is gone"
+    )
+    assert small.finish_reason == "length"
+
+
 INVALID = {
     "empty prompt": (ask("x", ()), "the prompt is empty"),
     "not flat": (Request("x", ((1, 2),)), "the prompt must be a flat list of integer token ids"),  # type: ignore[arg-type]
     "float tokens": (Request("x", (1.5,)), "the prompt must be a flat list of integer token ids"),  # type: ignore[arg-type]
+    "nothing": (ask("x", (1, None)), "the prompt must be a flat list of integer token ids"),  # type: ignore[arg-type]
+    "truth": (ask("x", (1, True)), "the prompt must be a flat list of integer token ids"),
+    "ragged": (ask("x", (1, (2, 3))), "the prompt must be a flat list of integer token ids"),  # type: ignore[arg-type]
     "negative token": (ask("x", (1, -1)), "token id -1 is not in 0..49, the vocabulary"),
     "large token": (ask("x", (50, 1)), "token id 50 is not in 0..49, the vocabulary"),
     "huge token": (ask("x", (2**70, 1)), f"token id {2**70} is not in 0..49, the vocabulary"),

@@ -239,6 +239,19 @@ def test_leaks_are_named() -> None:
         scheduler.check_integrity()
 
 
+def test_what_is_pending_goes_over_from_the_prompt_to_the_outputs() -> None:
+    sequence = make_sequence("a", 3, 9)
+    for token in (7, 8, 9):
+        sequence.append(token, 0.0)
+    assert not sequence.decoding
+    assert sequence.pending(6).tolist() == [1, 1, 1, 7, 8, 9]
+    for computed, expected in ((2, [1, 7]), (3, [7, 8]), (4, [8, 9])):
+        sequence.computed = computed
+        assert sequence.pending(2).tolist() == expected
+    sequence.computed = 5
+    assert sequence.decoding
+
+
 def test_a_plan_without_some_sequences() -> None:
     a, b, c = (make_sequence(name) for name in "abc")
     plan = Plan([a, b, c], [1, 1, 5], 2, [c]).without([a])
