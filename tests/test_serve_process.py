@@ -98,6 +98,8 @@ def serving(tmp_path):
 def test_sigterm_lets_requests_finish_and_leaves_nothing(serving):
     one = serving().wait_ready()
     assert one.shm()
+    with pytest.raises(ClientError, match="the engine folder has no tokenizer: send token ids instead of text"):
+        http_generate(one.url, "ensemble", {"text_input": "a", "max_tokens": 1})
     engine = Engine(serving_runner.make(0))
     (expected,) = engine.generate([Request("1", (1, 2, 3), SamplingParams(100))])
     fields = {"input_ids": [1, 2, 3], "request_output_len": 100, "streaming": True}
