@@ -91,19 +91,11 @@ class Engine:
         A step that fails ends the requests that were in it, and no others; the engine goes on.
         """
         outputs = self._take_inbox()
-        plan = self._prepare(self._scheduler.schedule(), outputs)
-        if not plan.sequences and not self._scheduler.running and self._scheduler.waiting:
+        plan = self._scheduler.schedule()
+        if not plan.sequences and self._scheduler.waiting:
             outputs.append(self._refuse_oldest())
-        elif plan.sequences:
-            try:
-                sampling, logits = self._run(plan)
-                choice = choose(logits, sampling)
-            except Exception as error:
-                outputs += [self._fail(sequence, error) for sequence in plan.sequences]
-            else:
-                for row in zip(sampling, choice.tokens, choice.log_probs, choice.valid, strict=True):
-                    outputs.append(self._advance(*row))
-        return outputs
+        plan = self._prepare(plan, outputs)
+        return outputs + self._run(plan) if plan.sequences else outputs
 
     def generate(self, requests: Iterable[Request], on_output: Callable[[Output], None] | None = None) -> list[Result]:
         """Run requests to their ends in one batch and return their results in the order asked.
@@ -192,8 +184,18 @@ class Engine:
                 failed.append(sequence)
         return plan.without(failed) if failed else plan
 
-    def _run(self, plan: Plan) -> tuple[list[Sequence], NDArray[np.float32]]:
-        """Run a plan; return the sequences that sample a token now, with their logits `[R, vocab]`."""
+    def _run(self, plan: Plan) -> list[Output]:
+        """Run a plan and add what was sampled to its sequences."""
+        try:
+            sampling, logits = self._forward(plan)
+            choice = choose(logits, sampling)
+        except Exception as error:
+            return [self._fail(sequence, error) for sequence in plan.sequences]
+        rows = zip(sampling, choice.tokens, choice.log_probs, choice.valid, strict=True)
+        return [self._advance(*row) for row in rows]
+
+    def _forward(self, plan: Plan) -> tuple[list[Sequence], NDArray[np.float32]]:
+        """The sequences of a plan that sample a token now, and their logits `[R, vocab]`."""
         if plan.admitted and self._caches.has_states:
             self._runner.clear_slots([sequence.slot for sequence in plan.admitted])
         batch = self._builder.build(plan)
@@ -218,7 +220,7 @@ class Engine:
         return self._finish(sequence, output) if output.finish_reason else output
 
     def _refuse_oldest(self) -> Output:
-        """End a request that fits by its size and yet not into idle pools, where it would wait for ever."""
+        """End a request that fits by its size and yet not into idle pools, so that it would wait for ever."""
         error = RuntimeError("the request does not fit into idle pools")
         try:
             self.check_integrity()

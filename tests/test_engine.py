@@ -309,6 +309,20 @@ def test_a_damaged_slot_record_ends_its_request_before_the_step() -> None:
     engine.check_integrity()
 
 
+def test_the_failure_of_all_that_run_does_not_reach_those_that_wait() -> None:
+    engine = Engine(NullRunner(null_info(max_batch_size=1, num_pages={"full": 5})))
+    engine.submit(ask("damaged", range(8), max_tokens=8))
+    engine.step()
+    engine.submit(ask("waits", range(8), max_tokens=8))
+    engine._caches.slots.records[1].generation += 1
+    engine._caches.slots.records[1].owner = None
+    engine._caches.slots.free.append(1)
+    results = run_all(engine)
+    assert results["damaged"].finish_reason == "error"
+    assert results["waits"].token_ids == lone_tokens(ask("waits", range(8), max_tokens=8), engine.info)
+    engine.check_integrity()
+
+
 def test_a_leak_does_not_let_a_request_wait_for_ever() -> None:
     engine = Engine(NullRunner(null_info(num_pages={"full": 5})))
     engine._caches.pools[0].reserve("nobody", 1)
