@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from hybridtrt.build.engine import BuildConfig, is_engine, read_engine_config
+from hybridtrt.build.network import build_program
 from hybridtrt.converters.checkpoint import is_checkpoint, load_checkpoint
 from hybridtrt.converters.describe import Summary, describe, render
 from hybridtrt.converters.memory import MemoryPlan
 from hybridtrt.converters.model_reader import read_model_config
+from hybridtrt.plugins.spec import Load
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class Report:
     summary: Summary
     build_config: BuildConfig | None = None
     memory: MemoryPlan | None = None
+    decode_flops: int = 0  # of one token at batch 1, without attention to the past
+    decode_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -28,6 +32,7 @@ class Report:
         if self.build_config is not None and self.memory is not None:
             data["build_config"] = asdict(self.build_config)
             data["memory"] = {**asdict(self.memory), "total_bytes": self.memory.total_bytes}
+            data["decode"] = {"flops_per_token": self.decode_flops, "bytes_per_token": self.decode_bytes}
         return data
 
     def render(self) -> str:
@@ -39,6 +44,7 @@ class Report:
                 f"build                 {limits}",
                 f"memory when full      {self.memory.total_bytes:,} bytes: weights {self.memory.weight_bytes:,} (as "
                 f"stored), pages {self.memory.page_bytes:,}, states {self.memory.state_bytes:,}",
+                f"one decoded token     {self.decode_flops:,} operations, {self.decode_bytes:,} bytes read and written",
             ]
         return "\n".join(lines)
 
@@ -50,7 +56,15 @@ def inspect(folder: str | Path) -> Report:
         raise ValueError(f"{folder}: no such folder")
     if is_engine(folder):
         config = read_engine_config(folder)
-        return Report("engine", describe(config.model), config.build, config.memory())
+        program, load = build_program(config.model), Load(tokens=1, sequences=1, logits_rows=1, attended=1)
+        return Report(
+            "engine",
+            describe(config.model),
+            config.build,
+            config.memory(),
+            sum(program.flops(node, load) for node in program.nodes),
+            sum(program.bytes_moved(node, load) for node in program.nodes),
+        )
     if is_checkpoint(folder):
         return Report("checkpoint", describe(load_checkpoint(folder).config))
     return Report("model", describe(read_model_config(folder)))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hybridtrt.plugins.caches import CacheSpec
+from hybridtrt.plugins.caches import DTYPE_BYTES, CacheSpec, PageSpec
 from hybridtrt.plugins.registry import op_spec
 from hybridtrt.plugins.spec import Load, TensorSpec
 
@@ -100,6 +100,28 @@ class Program:
             node.attributes,
             load,
         )
+
+    def bytes_moved(self, node: Node, load: Load) -> int:
+        """Bytes that one node reads and writes: operands, results, weights, and its share of the caches.
+
+        Pages are counted once a key attended, states as one read and one write a sequence.
+        """
+        spec = op_spec(node.op)
+        operands = [self.values[value] for value in (*node.inputs, *node.outputs)]
+        moved = sum(load.size(operand.shape) * DTYPE_BYTES[operand.dtype] for operand in operands)
+        weights = {role: self.weights[weight] for role, weight in node.weights.items()}
+        inputs = [self.values[value] for value in node.inputs]
+        rows = None if spec.rows_read is None else spec.rows_read(inputs, weights, node.attributes, load)
+        for weight in weights.values():
+            size = load.size(weight.shape if rows is None else (rows, *weight.shape[1:]))
+            moved += size * DTYPE_BYTES[weight.dtype]
+        for name in node.caches.values():
+            cache = self.caches[name]
+            if isinstance(cache, PageSpec):
+                moved += (load.attended + load.tokens) * cache.bytes_per_token
+            else:
+                moved += 2 * load.sequences * cache.bytes_per_slot
+        return moved
 
     def dead_after(self) -> list[tuple[str, ...]]:
         """For each node the values that nothing reads after it; outputs of the program stay."""

@@ -37,7 +37,7 @@ class Load:
 
 
 Infer = Callable[[list[TensorSpec], Mapping[str, TensorSpec], Mapping[str, Any]], list[TensorSpec]]
-Flops = Callable[[list[TensorSpec], Mapping[str, TensorSpec], Mapping[str, Any], Load], int]
+Count = Callable[[list[TensorSpec], Mapping[str, TensorSpec], Mapping[str, Any], Load], int]
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,15 @@ class OpSpec:
     """Declares one operator. Kernels are called `kernel(step, *inputs, **weights, **caches, **attributes)`.
 
     `infer(inputs, weights, attributes)` returns the specs of the outputs and raises `ValueError` on operands that
-    do not fit; `flops(inputs, weights, attributes, load)` counts floating point operations. `aliases` maps an output
+    do not fit; `flops(inputs, weights, attributes, load)` counts floating point operations, and `rows_read`, with the
+    same arguments, the rows of each weight that are read, where that is not all of them. `aliases` maps an output
     index to the input index whose memory it may reuse. `step_inputs` names the arrays of the step contract that the
     kernel reads besides its operands.
     """
 
     name: str
     infer: Infer
-    flops: Flops
+    flops: Count
     inputs: tuple[str, ...] = ()
     optional_inputs: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
@@ -61,6 +62,7 @@ class OpSpec:
     attributes: tuple[str, ...] = ()
     step_inputs: tuple[str, ...] = ()
     aliases: tuple[tuple[int, int], ...] = ()
+    rows_read: Count | None = None
 
 
 def require(condition: bool, message: str) -> None:
@@ -69,12 +71,12 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def elementwise_flops(per_element: int) -> Flops:
-    """Cost of an operator that does `per_element` operations on each element of its first input."""
+def per_element(count: int) -> Count:
+    """`count` for each element of the first input."""
 
-    def flops(
+    def total(
         inputs: list[TensorSpec], weights: Mapping[str, TensorSpec], attributes: Mapping[str, Any], load: Load
     ) -> int:
-        return per_element * load.size(inputs[0].shape)
+        return count * load.size(inputs[0].shape)
 
-    return flops
+    return total

@@ -314,3 +314,30 @@ def test_cache_bytes() -> None:
     """Bytes of a token and of a slot follow from shape and dtype."""
     assert PageSpec("kv", "g", (2, 3, 8), "bfloat16").bytes_per_token == 96
     assert StateSpec("s", (4, 8, 6)).bytes_per_slot == 768
+
+
+def test_costs_follow_the_load() -> None:
+    """Operations and bytes of a linear, an expert and an embedding node against figures by hand."""
+    program = Program(
+        weights={
+            "table": TensorSpec((100, 4)),
+            "router": TensorSpec((8, 4)),
+            "gate_up": TensorSpec((8, 6, 4), "bfloat16"),
+            "down": TensorSpec((8, 4, 3), "bfloat16"),
+        }
+    )
+    ids = program.add_input("ids", TensorSpec(("T",), "int32"))
+    (x,) = program.call("embedding", "embedding", ids, weights={"weight": "table"})
+    (logits,) = program.call("linear", "logits", x, weights={"weight": "router"})
+    weights, chosen = program.call("router", "routing", logits, top_k=2, scoring="softmax")
+    operands = {"gate_up": "gate_up", "down": "down"}
+    program.call("experts", "experts", x, weights, chosen, weights=operands, activation="silu")
+    embedding, linear, _, experts = program.nodes
+    one, many = Load(tokens=1, sequences=1, logits_rows=1), Load(tokens=9, sequences=2, logits_rows=2)
+    assert program.flops(linear, many) == 2 * 9 * 4 * 8
+    assert program.bytes_moved(linear, many) == 4 * (9 * 4 + 9 * 8 + 8 * 4)
+    assert program.bytes_moved(embedding, many) == 4 * (9 + 9 * 4 + 9 * 4)
+    expert_bytes = 2 * (6 * 4 + 4 * 3)
+    assert program.flops(experts, one) == 2 * 2 * (6 * 4 + 3 * 4)
+    assert program.bytes_moved(experts, one) == 4 * 4 + 4 * 2 + 8 * 2 + 4 * 4 + 2 * expert_bytes
+    assert program.bytes_moved(experts, many) == 9 * (4 * 4 + 4 * 2 + 8 * 2 + 4 * 4) + 8 * expert_bytes

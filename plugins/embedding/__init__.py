@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hybridtrt.plugins.spec import OpSpec, TensorSpec, elementwise_flops
+from hybridtrt.plugins.spec import OpSpec, TensorSpec, per_element
 
 
 def _infer(
@@ -20,6 +20,7 @@ SPECS = (
         inputs=("ids",),  # [T]
         weights=("weight",),  # [vocab, hidden]
         infer=_infer,
-        flops=elementwise_flops(0),
+        flops=per_element(0),
+        rows_read=per_element(1),
     ),
 )

@@ -26,6 +26,13 @@ def _flops(
     return 6 * int(hidden) * int(intermediate) * load.size(inputs[1].shape)
 
 
+def _experts_read(
+    inputs: list[TensorSpec], weights: Mapping[str, TensorSpec], attributes: Mapping[str, Any], load: Load
+) -> int:
+    """The most experts that the tokens can choose."""
+    return min(int(weights["down"].shape[0]), load.size(inputs[1].shape))
+
+
 SPECS = (
     OpSpec(
         name="experts",
@@ -34,5 +41,6 @@ SPECS = (
         attributes=("activation",),
         infer=_infer,
         flops=_flops,
+        rows_read=_experts_read,
     ),
 )

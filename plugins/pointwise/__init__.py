@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hybridtrt.plugins.spec import OpSpec, TensorSpec, elementwise_flops, require
+from hybridtrt.plugins.spec import OpSpec, TensorSpec, per_element, require
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu2", "sigmoid", "silu")
 
@@ -58,12 +58,12 @@ def _gather_rows(inputs: list[TensorSpec], weights: Weights, attributes: Attribu
 
 
 SPECS = (
-    OpSpec("add", _pair, elementwise_flops(2), inputs=("x", "y"), attributes=("scale",), aliases=((0, 0),)),
-    OpSpec("multiply", _pair, elementwise_flops(1), inputs=("x", "y"), aliases=((0, 0),)),
-    OpSpec("scale", _same, elementwise_flops(1), inputs=("x",), attributes=("by",), aliases=((0, 0),)),
-    OpSpec("activation", _activation, elementwise_flops(4), inputs=("x",), attributes=("kind",), aliases=((0, 0),)),
-    OpSpec("gated_activation", _gated_activation, elementwise_flops(3), inputs=("x",), attributes=("kind",)),
-    OpSpec("split", _split, elementwise_flops(0), inputs=("x",), attributes=("shapes",)),
-    OpSpec("flatten", _flatten, elementwise_flops(0), inputs=("x",), aliases=((0, 0),)),
-    OpSpec("gather_rows", _gather_rows, elementwise_flops(0), inputs=("x",), step_inputs=("logits_indices",)),
+    OpSpec("add", _pair, per_element(2), inputs=("x", "y"), attributes=("scale",), aliases=((0, 0),)),
+    OpSpec("multiply", _pair, per_element(1), inputs=("x", "y"), aliases=((0, 0),)),
+    OpSpec("scale", _same, per_element(1), inputs=("x",), attributes=("by",), aliases=((0, 0),)),
+    OpSpec("activation", _activation, per_element(4), inputs=("x",), attributes=("kind",), aliases=((0, 0),)),
+    OpSpec("gated_activation", _gated_activation, per_element(3), inputs=("x",), attributes=("kind",)),
+    OpSpec("split", _split, per_element(0), inputs=("x",), attributes=("shapes",)),
+    OpSpec("flatten", _flatten, per_element(0), inputs=("x",), aliases=((0, 0),)),
+    OpSpec("gather_rows", _gather_rows, per_element(0), inputs=("x",), step_inputs=("logits_indices",)),
 )

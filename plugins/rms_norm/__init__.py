@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hybridtrt.plugins.spec import OpSpec, TensorSpec, elementwise_flops, require
+from hybridtrt.plugins.spec import OpSpec, TensorSpec, per_element, require
 
 
 def _infer(
@@ -25,6 +25,6 @@ SPECS = (
         weights=("weight",),  # [n]
         attributes=("eps", "gate_first"),
         infer=_infer,
-        flops=elementwise_flops(5),
+        flops=per_element(5),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hybridtrt.plugins.spec import OpSpec, TensorSpec, elementwise_flops, require
+from hybridtrt.plugins.spec import OpSpec, TensorSpec, per_element, require
 
 
 def _infer_table(
@@ -32,13 +32,13 @@ SPECS = (
         inputs=("positions",),  # [T]
         attributes=("theta", "rotary_dim"),
         infer=_infer_table,
-        flops=elementwise_flops(0),
+        flops=per_element(0),
     ),
     OpSpec(
         name="rotary",
         inputs=("x", "cos", "sin"),  # [T, heads, head_dim], [T, rotary_dim / 2] twice
         infer=_infer,
-        flops=elementwise_flops(3),
+        flops=per_element(3),
         aliases=((0, 0),),
     ),
 )

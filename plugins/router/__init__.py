@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hybridtrt.plugins.spec import OpSpec, TensorSpec, elementwise_flops, require
+from hybridtrt.plugins.spec import OpSpec, TensorSpec, per_element, require
 
 SCORINGS = ("softmax", "softmax_topk")
 
@@ -26,6 +26,6 @@ SPECS = (
         inputs=("logits",),  # [T, experts]
         attributes=("top_k", "scoring", "renormalize"),
         infer=_infer,
-        flops=elementwise_flops(4),
+        flops=per_element(4),
     ),
 )
