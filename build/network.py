@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from hybridtrt.build.ffns import FFNS
-from hybridtrt.build.mixers import MIXERS, Shared
+from hybridtrt.build.mixers import MIXERS
 from hybridtrt.build.scope import Scope
+from hybridtrt.build.shared import Shared
 from hybridtrt.converters.config import Block, ModelConfig
 from hybridtrt.plugins.program import Program
 from hybridtrt.plugins.spec import TensorSpec
@@ -28,12 +29,12 @@ def build_program(config: ModelConfig) -> Program:
     (x,) = program.call("embedding", "embedding", ids, weights={"weight": "embedding.weight"})
     if config.embedding_multiplier != 1.0:
         (x,) = scope.call("scale", "embedding_scaled", x, by=config.embedding_multiplier)
-    shared = Shared(rope=None)
-    if config.rope is not None:
-        cos, sin = scope.call(
-            "rotary_table", "rope", positions, theta=config.rope.theta, rotary_dim=config.rope.rotary_dim
-        )
-        shared = Shared(rope=(cos, sin))
+    ropes = []
+    for i, rope in enumerate(config.ropes):
+        frequencies = {"inv_freq": list(rope.inv_freq), "attention_factor": rope.attention_factor}
+        cos, sin = scope.call("rotary_table", f"ropes.{i}", positions, **frequencies)
+        ropes.append((cos, sin))
+    shared = Shared(ropes=tuple(ropes), embeddings=x)
     for i, layer in enumerate(config.layers):
         for block in layer.blocks:
             x = _block(scope.inner(f"layers.{i}"), x, block, shared)
@@ -52,7 +53,7 @@ def build_program(config: ModelConfig) -> Program:
 
 def _block(scope: Scope, x: str, block: Block, shared: Shared) -> str:
     first = block.branches[0].kind
-    normed = scope.norm(x, f"{first}.pre_norm")
+    normed = scope.norm(x, f"{first}.pre_norm") if block.pre_norm else x
     total = ""
     for branch in block.branches:
         inner = scope.inner(branch.kind)
@@ -62,4 +63,9 @@ def _block(scope: Scope, x: str, block: Block, shared: Shared) -> str:
             else FFNS[branch.kind](inner, normed, branch)
         )
         total = scope.call("add", f"{branch.kind}.sum", total, y)[0] if total else y
-    return scope.call("add", f"{first}.residual", x, total, scale=block.residual_multiplier)[0]
+    if block.post_norm:
+        total = scope.norm(total, f"{first}.post_norm")
+    skip = x if block.residual == "input" else normed
+    if block.skip_multiplier != 1.0:
+        (skip,) = scope.call("scale", f"{first}.skip", skip, by=block.skip_multiplier)
+    return scope.call("add", f"{first}.residual", skip, total, scale=block.residual_multiplier)[0]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from hybridtrt.converters.ffns import FFNS, Ffn, RouterConfig
+from hybridtrt.converters.ffns import FFNS, Ffn
 from hybridtrt.converters.mixers import MIXERS, Mixer
-from hybridtrt.converters.plain_data import checked
+from hybridtrt.converters.plain_data import from_plain, to_plain
 from hybridtrt.converters.weights import WeightTable, matrix, precise
 from hybridtrt.plugins.caches import CacheSpec
 
@@ -17,18 +17,29 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary embedding of the first `rotary_dim` channels of each head, in halves (not interleaved)."""
+    """A rotary table: cos and sin of position * inv_freq, times `attention_factor`.
 
-    theta: float
-    rotary_dim: int
+    It turns the first `2 * len(inv_freq)` channels of each head, in halves: channel i with channel i + len(inv_freq).
+    Checkpoints of models that turn neighbouring channels are permuted at conversion.
+    """
+
+    inv_freq: tuple[float, ...]
+    attention_factor: float = 1.0
 
 
 @dataclass(frozen=True)
 class Block:
-    """x + residual_multiplier * sum(branch(norm(x))). Branches run in parallel on the same normed input."""
+    """skip_multiplier * r + residual_multiplier * post_norm(sum(branch(n))) with n = pre_norm(x), r = x or n.
+
+    Branches run in parallel on the same n.
+    """
 
     branches: tuple[Mixer | Ffn, ...]
     residual_multiplier: float = 1.0
+    skip_multiplier: float = 1.0
+    pre_norm: bool = True
+    post_norm: bool = False
+    residual: Literal["input", "normed"] = "input"
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,8 @@ class ModelConfig:
     max_position_embeddings: int
     norm_eps: float
     layers: tuple[LayerConfig, ...]
-    rope: RopeConfig | None = None
+    norm: Literal["rms", "layer"] = "rms"  # the latter with bias
+    ropes: tuple[RopeConfig, ...] = ()  # attention layers name theirs by index
     tie_word_embeddings: bool = False
     embedding_multiplier: float = 1.0
     logits_multiplier: float = 1.0
@@ -77,20 +89,31 @@ class ModelConfig:
                 raise ValueError(f"layer {i} has two branches of one kind: {kinds}")
             if not all(block.branches for block in layer.blocks):
                 raise ValueError(f"layer {i} has a block without a branch")
+            for branch in layer.branches():
+                rope = getattr(branch, "rope", None)
+                if rope is not None and not 0 <= rope < len(self.ropes):
+                    raise ValueError(f"layer {i}: rope={rope} is not one of the model's {len(self.ropes)} rotary tables")
 
     def weight_table(self) -> WeightTable:
         """Every weight of the network: canonical name to shape and storage rule, in network order."""
         table: WeightTable = {"embedding.weight": matrix(self.vocab_size, self.hidden_size)}
         for i, layer in enumerate(self.layers):
             for block in layer.blocks:
-                table[f"layers.{i}.{block.branches[0].kind}.pre_norm.weight"] = precise(self.hidden_size)
+                first = f"layers.{i}.{block.branches[0].kind}"
+                for name, there in (("pre_norm", block.pre_norm), ("post_norm", block.post_norm)):
+                    if there:
+                        table |= self._norm_weights(f"{first}.{name}")
                 for branch in block.branches:
                     for name, spec in branch.weights(self.hidden_size).items():
                         table[f"layers.{i}.{branch.kind}.{name}"] = spec
-        table["final_norm.weight"] = precise(self.hidden_size)
+        table |= self._norm_weights("final_norm")
         if not self.tie_word_embeddings:
             table["lm_head.weight"] = matrix(self.vocab_size, self.hidden_size)
         return table
+
+    def _norm_weights(self, name: str) -> WeightTable:
+        parts = ("weight",) if self.norm == "rms" else ("weight", "bias")
+        return {f"{name}.{part}": precise(self.hidden_size) for part in parts}
 
     def caches(self) -> list[CacheSpec]:
         """Every page and state pool of the network, layer by layer."""
@@ -104,41 +127,14 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, with the kind of every branch written out."""
-        data = asdict(self)
-        data["layers"] = [{"blocks": [_block_dict(block) for block in layer.blocks]} for layer in self.layers]
-        data["eos_token_ids"] = list(self.eos_token_ids)
+        data: dict[str, Any] = to_plain(self)
         return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelConfig:
         """The inverse of `to_dict`. Raises `ValueError` for data that `to_dict` cannot have written."""
         try:
-            layers = tuple(LayerConfig(tuple(_block(block) for block in layer["blocks"])) for layer in data["layers"])
-            rope = None if data["rope"] is None else RopeConfig(**checked(RopeConfig, data["rope"]))
-            converted = {"layers": layers, "rope": rope, "eos_token_ids": tuple(data["eos_token_ids"])}
-            return cls(**checked(cls, {**data, **converted}))
-        except (KeyError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
-            raise ValueError(f"model description is damaged: {type(error).__name__} {error}") from None
-
-
-def _block_dict(block: Block) -> dict[str, Any]:
-    branches = [{"kind": branch.kind, **asdict(branch)} for branch in block.branches]
-    return {"branches": branches, "residual_multiplier": block.residual_multiplier}
-
-
-def _block(data: Mapping[str, Any]) -> Block:
-    branches = tuple(_branch(branch) for branch in data["branches"])
-    return Block(**checked(Block, {**data, "branches": branches}))
-
-
-def _branch(data: Mapping[str, Any]) -> Mixer | Ffn:
-    fields = dict(data)
-    kind = fields.pop("kind")
-    if "router" in fields:
-        fields["router"] = RouterConfig(**checked(RouterConfig, fields["router"]))
-    branches: dict[str, type[Mixer] | type[Ffn]] = {**MIXERS, **FFNS}
-    if kind not in branches:
-        raise ValueError(f"branch kind {kind!r} is not known; known: {', '.join(branches)}")
-    branch: type[Any] = branches[kind]
-    made: Mixer | Ffn = branch(**checked(branch, fields))
-    return made
+            config: ModelConfig = from_plain(cls, data, "model")
+        except (ValueError, ArithmeticError) as error:
+            raise ValueError(f"model description is damaged: {error}") from None
+        return config

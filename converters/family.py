@@ -46,4 +46,4 @@ def default_rope(hf: HFConfig, head_dim: int, partial: float | None = None) -> R
             )
     if rotary_dim % 2:
         raise ValueError(f"{rotary_dim} rotary channels of head_dim={head_dim}: expected an even number ({hf.source})")
-    return RopeConfig(theta, rotary_dim)
+    return RopeConfig(tuple(float(theta ** (-i / rotary_dim)) for i in range(0, rotary_dim, 2)))

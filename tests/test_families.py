@@ -185,7 +185,7 @@ def test_layer_patterns(model_type: str) -> None:
 def test_granite_without_pattern_positions_and_experts() -> None:
     values = {key: value for key, value in saved_config("granitemoehybrid").items() if key != "layer_types"}
     config = mapped(values | {"num_local_experts": 0, "position_embedding_type": None, "layers_block_type": None})
-    assert config.rope is None
+    assert config.ropes == ()
     for layer in config.layers:
         mixer, ffn = layer.branches()
         assert isinstance(mixer, Mamba2Config)
@@ -195,7 +195,7 @@ def test_granite_without_pattern_positions_and_experts() -> None:
     assert (config.embedding_multiplier, config.logits_multiplier) == (3.0, 0.5)
     attention = next(config.layers[1].branches())
     assert isinstance(attention, AttentionConfig)
-    assert (attention.scale, attention.rope) == (0.25, True)
+    assert (attention.scale, attention.rope) == (0.25, 0)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,9 @@ def test_granite_without_pattern_positions_and_experts() -> None:
 )
 def test_both_spellings_of_rope(changes: dict[str, Any], theta: float, rotary_dim: int) -> None:
     values = saved_config("qwen3_next") | changes
-    rope = mapped(values).rope
-    assert rope is not None
-    assert (rope.theta, rope.rotary_dim) == (theta, rotary_dim)
+    (rope,) = mapped(values).ropes
+    assert rope.inv_freq == pytest.approx([theta ** (-i / rotary_dim) for i in range(0, rotary_dim, 2)])
+    assert rope.attention_factor == 1.0
     assert mapped(values) == mapped(through_transformers(values))
 
 
@@ -241,7 +241,7 @@ def test_rope_of_a_model_without_positions_is_not_looked_at() -> None:
     values = saved_config("granitemoehybrid") | {"rope_parameters": {"rope_type": "yarn"}}
     with pytest.raises(ValueError, match='rope_type="yarn"'):
         mapped(values)
-    assert mapped(values | {"position_embedding_type": "nope"}).rope is None
+    assert mapped(values | {"position_embedding_type": "nope"}).ropes == ()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "3", "[" * 100_000, "\xff"])

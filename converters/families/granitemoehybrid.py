@@ -39,7 +39,7 @@ def _config(hf: HFConfig) -> ModelConfig:
             LayerConfig((Block((mixers[kind],), residual), Block((ffn,), residual)))
             for kind in pattern or ("linear_attention",) * count
         ),
-        rope=default_rope(hf, full.head_dim) if rotary else None,
+        ropes=(default_rope(hf, full.head_dim),) if rotary else (),
         tie_word_embeddings=hf.flag("tie_word_embeddings", False),
         embedding_multiplier=hf.number("embedding_multiplier", 1.0),
         logits_multiplier=1.0 / hf.number("logits_scaling", 1.0, positive=True),
@@ -59,7 +59,7 @@ def _attention(hf: HFConfig, hidden: int, rotary: bool) -> AttentionConfig:
         scale=hf.number("attention_multiplier", 1.0),
         bias=bias,
         dense_bias=bias,
-        rope=rotary,
+        rope=0 if rotary else None,
     )
 
 

@@ -59,7 +59,7 @@ def _attention(hf: HFConfig, hidden: int) -> AttentionConfig:
     heads = hf.integer("num_attention_heads", 32)
     head_dim = hf.head_dim(hidden, heads)
     kv_heads = hf.integer("num_key_value_heads", 8)
-    return AttentionConfig(heads, kv_heads, head_dim, scale=head_dim**-0.5, rope=False)
+    return AttentionConfig(heads, kv_heads, head_dim, scale=head_dim**-0.5, rope=None)
 
 
 def _mamba(hf: HFConfig, hidden: int) -> Mamba1Config:

@@ -37,6 +37,7 @@ def _config(hf: HFConfig) -> ModelConfig:
         dense_bias=bias,
         qk_norm=True,
         output_gate=True,
+        rope=0,
     )
     linear = GatedDeltaConfig(
         num_k_heads=hf.integer("linear_num_key_heads", 16),
@@ -56,7 +57,7 @@ def _config(hf: HFConfig) -> ModelConfig:
         layers=tuple(
             LayerConfig((Block((mixers[kind],)), Block((ffn,)))) for kind, ffn in zip(pattern, ffns, strict=True)
         ),
-        rope=default_rope(hf, head_dim, partial=0.25),
+        ropes=(default_rope(hf, head_dim, partial=0.25),),
         tie_word_embeddings=hf.flag("tie_word_embeddings", False),
         bos_token_id=hf.token_id("bos_token_id", vocab_size=vocab_size),
         eos_token_ids=hf.token_ids("eos_token_id", vocab_size=vocab_size),

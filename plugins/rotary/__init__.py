@@ -11,8 +11,8 @@ from hybridtrt.plugins.spec import OpSpec, TensorSpec, per_element, require
 def _infer_table(
     inputs: list[TensorSpec], weights: Mapping[str, TensorSpec], attributes: Mapping[str, Any]
 ) -> list[TensorSpec]:
-    half = attributes["rotary_dim"] // 2
-    require(attributes["rotary_dim"] == 2 * half > 0, f"rotary_dim={attributes['rotary_dim']} is not even and positive")
+    half = len(attributes["inv_freq"])
+    require(half > 0, "inv_freq is empty")
     return [TensorSpec(("T", half)), TensorSpec(("T", half))]
 
 
@@ -30,7 +30,7 @@ SPECS = (
     OpSpec(
         name="rotary_table",
         inputs=("positions",),  # [T]
-        attributes=("theta", "rotary_dim"),
+        attributes=("inv_freq", "attention_factor"),
         infer=_infer_table,
         flops=per_element(0),
     ),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from hybridtrt.plugins.ragged import Step
 
 
-def rotary_table(step: Step, positions: Tensor, *, theta: float, rotary_dim: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * theta^(-2 i / rotary_dim), `[T, rotary_dim / 2]` each, float32."""
-    exponent = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
-    angles = positions[:, None].float() * (1.0 / theta**exponent)
-    return angles.cos(), angles.sin()
+def rotary_table(
+    step: Step, positions: Tensor, *, inv_freq: Sequence[float], attention_factor: float
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of position * inv_freq times `attention_factor`, `[T, rotary_dim / 2]` each, float32."""
+    angles = positions[:, None].float() * torch.tensor(inv_freq, dtype=torch.float32)
+    return angles.cos() * attention_factor, angles.sin() * attention_factor
 
 
 def rotary(step: Step, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,23 +1,10 @@
-"""Feed-forward blocks as operator calls: `[T, hidden]` to `[T, hidden]`, one function a kind."""
+"""Mixture of experts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
+from hybridtrt.build.ffns.mlp import gated_mlp
 from hybridtrt.build.scope import Scope
-from hybridtrt.converters.ffns import MlpConfig, MoeConfig
-
-
-def gated_mlp(scope: Scope, x: str, activation: str) -> str:
-    """down(act(gate x) * up x) with the weights `gate_up` and `down` of the scope."""
-    (y,) = scope.call("gated_activation", "act", scope.linear(x, "gate_up"), kind=activation)
-    return scope.linear(y, "down")
-
-
-def mlp(scope: Scope, x: str, config: MlpConfig) -> str:
-    """Gated MLP."""
-    return gated_mlp(scope, x, config.activation)
+from hybridtrt.converters.ffns import MoeConfig
 
 
 def moe(scope: Scope, x: str, config: MoeConfig) -> str:
@@ -46,6 +33,3 @@ def moe(scope: Scope, x: str, config: MoeConfig) -> str:
         (gate,) = scope.call("activation", "shared_opened", scope.linear(x, "shared_gate"), kind="sigmoid")
         (shared,) = scope.call("multiply", "shared_gated", shared, gate)
     return scope.call("add", "with_shared", y, shared)[0]
-
-
-FFNS: dict[str, Callable[[Scope, str, Any], str]] = {function.__name__: function for function in (mlp, moe)}

@@ -1,40 +1,12 @@
-"""Feed-forward blocks: their hyperparameters and canonical weights (names relative to `layers.{i}.{kind}.`)."""
+"""Mixture of experts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
+from hybridtrt.converters.ffns.router import RouterConfig
 from hybridtrt.converters.weights import WeightTable, matrix, precise
-
-
-@dataclass(frozen=True)
-class MlpConfig:
-    """Gated MLP: down(act(gate x) * up x)."""
-
-    intermediate: int
-    activation: str = "silu"
-
-    kind: ClassVar[str] = "mlp"
-
-    def weights(self, hidden: int) -> WeightTable:
-        """`gate_up` rows are gate, up."""
-        return {
-            "gate_up.weight": matrix(2 * self.intermediate, hidden),
-            "down.weight": matrix(hidden, self.intermediate),
-        }
-
-
-@dataclass(frozen=True)
-class RouterConfig:
-    """How router logits (float32) become the weights of the chosen experts.
-
-    `scoring` "softmax" takes the softmax over all experts, then the top k; "softmax_topk" takes the top k logits,
-    then their softmax. `renormalize` divides the chosen weights by their sum.
-    """
-
-    scoring: Literal["softmax", "softmax_topk"] = "softmax"
-    renormalize: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +40,3 @@ class MoeConfig:
             if self.shared_gate:
                 table["shared_gate.weight"] = precise(1, hidden)
         return table
-
-
-Ffn = MlpConfig | MoeConfig
-FFNS: dict[str, type[Ffn]] = {cls.kind: cls for cls in (MlpConfig, MoeConfig)}

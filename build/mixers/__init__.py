@@ -1,0 +1,17 @@
+"""Token mixers as operator calls: `[T, hidden]` to `[T, hidden]`, one file a kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hybridtrt.build.mixers.attention import attention
+from hybridtrt.build.mixers.gated_delta import gated_delta
+from hybridtrt.build.mixers.mamba1 import mamba1
+from hybridtrt.build.mixers.mamba2 import mamba2
+from hybridtrt.build.scope import Scope
+from hybridtrt.build.shared import Shared
+
+MIXERS: dict[str, Callable[[Scope, str, Any, Shared], str]] = {
+    function.__name__: function for function in (attention, gated_delta, mamba1, mamba2)
+}

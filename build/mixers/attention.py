@@ -1,0 +1,35 @@
+"""Causal softmax attention."""
+
+from __future__ import annotations
+
+from hybridtrt.build.scope import Scope
+from hybridtrt.build.shared import Shared
+from hybridtrt.converters.mixers import AttentionConfig
+
+
+def attention(scope: Scope, x: str, config: AttentionConfig, shared: Shared) -> str:
+    """Grouped-query attention; QK norm, then rotary, then an optional sigmoid gate on the output."""
+    q_shape, kv_shape = (config.num_heads, config.head_dim), (config.num_kv_heads, config.head_dim)
+    gates = [q_shape] if config.output_gate else []
+    q, *gate, k, v = scope.split(scope.linear(x, "qkv"), "split", q_shape, *gates, kv_shape, kv_shape)
+    if config.qk_norm:
+        q, k = scope.norm(q, "q_norm"), scope.norm(k, "k_norm")
+    if config.rope is not None:
+        (q,) = scope.call("rotary", "q_rotary", q, *shared.ropes[config.rope])
+        (k,) = scope.call("rotary", "k_rotary", k, *shared.ropes[config.rope])
+    (page_spec,) = config.caches(scope.prefix)
+    (y,) = scope.program.call(
+        "attention",
+        scope.path("core"),
+        q,
+        k,
+        v,
+        caches={"kv": page_spec.name},
+        group=page_spec.group,  # type: ignore[union-attr]
+        scale=config.scale,
+        window=config.window,
+    )
+    if gate:
+        (opened,) = scope.call("activation", "gate", gate[0], kind="sigmoid")
+        (y,) = scope.call("multiply", "gated", y, opened)
+    return scope.linear(scope.call("flatten", "heads", y)[0], "dense")

@@ -1,0 +1,31 @@
+"""The selective state space layer (Mamba)."""
+
+from __future__ import annotations
+
+from hybridtrt.build.scope import Scope
+from hybridtrt.build.shared import Shared
+from hybridtrt.converters.mixers import Mamba1Config
+
+
+def mamba1(scope: Scope, x: str, config: Mamba1Config, shared: Shared) -> str:
+    """Mamba: convolution, input-dependent dt, B and C, selective scan, SiLU gate."""
+    u, z = scope.split(scope.linear(x, "in_proj"), "split", (config.inner,), (config.inner,))
+    u = scope.conv(u)
+    dt, B, C = scope.split(
+        scope.linear(u, "x_proj"), "split_dt_bc", (config.dt_rank,), (config.d_state,), (config.d_state,)
+    )
+    if config.dt_bc_norm:
+        dt, B, C = scope.norm(dt, "dt_norm"), scope.norm(B, "B_norm"), scope.norm(C, "C_norm")
+    (y,) = scope.program.call(
+        "selective_scan",
+        scope.path("core"),
+        u,
+        scope.linear(dt, "dt_proj"),
+        B,
+        C,
+        weights={name: scope.path(name) for name in ("A_log", "D", "dt_bias")},
+        caches={"state": scope.path("state")},
+    )
+    (opened,) = scope.call("activation", "gate", z, kind="silu")
+    (y,) = scope.call("multiply", "gated", y, opened)
+    return scope.linear(y, "out_proj")
