@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import shutil
 import sysconfig
 import tempfile
@@ -22,60 +23,8 @@ FORMS = ("hub", "packed", "sharded")
 SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 TEXT_VOCAB = 384  # 256 bytes, 3 special tokens and some merges
 
-TINY: dict[str, dict[str, Any]] = {
-    "qwen3_next": {
-        "vocab_size": 96,
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 64,
-        "num_hidden_layers": 4,
-        "head_dim": 16,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "moe_intermediate_size": 16,
-        "shared_expert_intermediate_size": 16,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-    },
-    "jamba": {
-        "vocab_size": 96,
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 64,
-        "num_hidden_layers": 4,
-        "attn_layer_period": 4,
-        "attn_layer_offset": 1,
-        "expert_layer_period": 2,
-        "expert_layer_offset": 1,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "mamba_d_state": 8,
-    },
-    "granitemoehybrid": {
-        "vocab_size": 96,
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 64,
-        "num_hidden_layers": 3,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "mamba_n_heads": 4,
-        "mamba_d_state": 8,
-        "mamba_chunk_size": 16,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "shared_intermediate_size": 32,
-        "position_embedding_type": "rope",
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.5,
-        "attention_multiplier": 0.25,
-        "logits_scaling": 2.0,
-    },
-}
+# A tiny config for each `model_type`, or `model_type.variant`.
+TINY: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("tiny_configs.json").read_text(encoding="utf-8"))
 
 SMALL: dict[str, dict[str, Any]] = {  # about 200 million parameters
     "qwen3_next": {
@@ -138,11 +87,16 @@ def workspace() -> Path:
     return folder
 
 
+def model_type(variant: str) -> str:
+    """`nemotron_h` of `nemotron_h.dense`."""
+    return variant.partition(".")[0]
+
+
 def random_model(family: str, config: dict[str, Any], seed: int = 0) -> transformers.PreTrainedModel:
     """A float32 model whose every weight matters: none is zero, one or so small that a mistake would not show."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        description = transformers.AutoConfig.for_model(family, **SPECIAL_IDS, **config)
+        description = transformers.AutoConfig.for_model(model_type(family), **SPECIAL_IDS, **config)
         model = transformers.AutoModelForCausalLM.from_config(description, dtype=torch.float32)
         with torch.no_grad():
             for name, weight in model.named_parameters():

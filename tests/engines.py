@@ -43,7 +43,7 @@ def tiny_text_engine(family: str) -> Path:
 @torch.inference_mode()
 def oracle_logits(model: transformers.PreTrainedModel, ids: Sequence[int]) -> NDArray[np.float32]:
     """`[len(ids), vocab]` by transformers' full forward, without a cache."""
-    logits: NDArray[np.float32] = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].numpy()
+    logits: NDArray[np.float32] = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].float().numpy()
     return logits
 
 
