@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import checkpoints
 import engines
 import numpy as np
 import pytest
@@ -472,10 +473,12 @@ def test_two_servers_cannot_share_a_folder(server):
         Server(options, lambda line: None).start()
 
 
-def test_a_real_engine_serves_what_it_generates_in_process(tmp_path):
-    folder = engines.tiny_text_engine("granitemoehybrid")
+@pytest.mark.parametrize("family", checkpoints.FAMILIES)
+def test_a_real_engine_serves_32_streams_of_what_it_generates_in_process(family, tmp_path):
+    folder = engines.tiny_text_engine(family)
     loaded = Engine(load_runner(folder), load_tokenizer(folder))
-    texts = ["import os", "def main():", "for x in range(10):", "class A:"]
+    starts = ["import os", "def main():", "for x in range(10):", "class A:"]
+    texts = [f"{start}\n{'# ' * i}" for i in range(8) for start in starts]
     requests = [Request(t, loaded.tokenizer.encode(t), SamplingParams(24)) for t in texts]
     expected = [result.text for result in loaded.generate(requests)]
     options = ServeOptions(folder, 0, 0, 0, state_dir=tmp_path / "state", threads=1)
