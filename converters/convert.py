@@ -19,8 +19,10 @@ from hybridtrt.converters.checkpoint_reader import CheckpointReader
 from hybridtrt.converters.config import ModelConfig
 from hybridtrt.converters.matching import match_sources
 from hybridtrt.converters.model_reader import read_model
+from hybridtrt.converters.origins import Origin, weight_origins
 from hybridtrt.converters.replacing import replacing
 from hybridtrt.converters.safetensors_writer import Progress, write_safetensors
+from hybridtrt.converters.sources import Source
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -50,11 +52,7 @@ def convert(
     """
     model_dir, out_dir = Path(model_dir), Path(out_dir).resolve()
     _check_folders(model_dir, out_dir)
-    model = read_model(model_dir)
-    reader = CheckpointReader(model_dir)
-    sources = match_sources(model, reader)
-    stored = model.dtype or reader.dtype(next(sources["embedding.weight"].tensors(()))[0])
-    config = replace(model.config, dtype=dtype or stored)
+    config, sources, reader = _prepare(model_dir, dtype)
     with replacing(out_dir, is_checkpoint) as folder:
         write_safetensors(
             folder / WEIGHTS, weight_layouts(config), lambda name: sources[name].pieces(reader.read), progress
@@ -63,6 +61,26 @@ def convert(
         (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
         _copy_tokenizer(model_dir, folder / TOKENIZER)
     return config
+
+
+def dry_run(model_dir: str | Path, dtype: str | None = None) -> tuple[ModelConfig, list[Origin]]:
+    """What `convert` would write: the description and the origin of every weight, checked in the same way.
+
+    No weight is read but a head that must equal the embedding. Raises `ValueError` as `convert` does.
+    """
+    model_dir = Path(model_dir)
+    if not model_dir.is_dir():
+        raise ValueError(f"{model_dir}: no such folder")
+    config, sources, _ = _prepare(model_dir, dtype)
+    return config, weight_origins(config, sources)
+
+
+def _prepare(model_dir: Path, dtype: str | None) -> tuple[ModelConfig, dict[str, Source], CheckpointReader]:
+    model = read_model(model_dir)
+    reader = CheckpointReader(model_dir)
+    sources = match_sources(model, reader)
+    stored = model.dtype or reader.dtype(next(sources["embedding.weight"].tensors(()))[0])
+    return replace(model.config, dtype=dtype or stored), sources, reader
 
 
 def _check_folders(model_dir: Path, out_dir: Path) -> None:

@@ -16,7 +16,7 @@ from hybridtrt.cli import make_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 ORDER = ("plugins", "converters", "build", "runtime", "model_repo")
-SUPPORT = ("cli", "progress")  # modules of the package's root, above everything
+SUPPORT = ("cli", "commands", "progress")  # modules of the package's root, above everything
 
 
 def imported(path: Path) -> set[str]:
@@ -42,7 +42,7 @@ def test_imports_run_one_way(package: str) -> None:
             assert target in allowed | {"__version__"}, f"{path.relative_to(ROOT)} imports {name}"
 
 
-def test_only_scripts_cli_and_progress_stand_above() -> None:
+def test_only_scripts_commands_and_progress_stand_above() -> None:
     assert {path.stem for path in (ROOT / "src/hybridtrt").glob("*.py")} == {"__init__", *SUPPORT}
 
 
