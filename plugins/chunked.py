@@ -20,12 +20,13 @@ def linear_recurrence(
 ) -> Tensor:
     """Run every row of a step from `state_src` to `state_dst`.
 
-    q, k `[T, Hk, K]`; v `[T, H, V]` with H a multiple of Hk; g (log decay, <= 0) and beta `[T, H]`; state
-    `[slots, H, K, V]`, updated in place. Returns `[T, H, V]`.
+    k `[T, Hk, K]`; v `[T, H, V]` with H a multiple of Hk; q `[T, Hq, K]` with Hq = Hk, or a multiple of it where
+    H = Hk; g (log decay, <= 0) and beta `[T, H]`; state `[slots, H, K, V]`, updated in place. Returns
+    `[T, max(Hq, H), V]`.
     """
-    out = torch.empty_like(v)
-    grouped = (q.shape[1], v.shape[1] // q.shape[1])  # key heads, value heads of each
-    q, k = q.unsqueeze(2), k.unsqueeze(2)
+    out = v.new_empty(v.shape[0], max(q.shape[1], v.shape[1]), v.shape[2])
+    grouped = (k.shape[1], v.shape[1] // k.shape[1])  # key heads, value heads of each
+    q, k = q.unflatten(1, (k.shape[1], -1)), k.unsqueeze(2)
     v = v.unflatten(1, grouped)
     g = None if g is None else g.unflatten(1, grouped)
     beta = None if beta is None else beta.unflatten(1, grouped)
@@ -49,7 +50,10 @@ def linear_recurrence(
 def _one_token(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One token of each of n rows: q, k `[n, Hk, 1, K]`, v `[n, Hk, r, V]`, state `[n, Hk, r, K, V]`."""
+    """One token of each of n rows: q, k `[n, Hk, 1, K]`, v `[n, Hk, r, V]`, state `[n, Hk, r, K, V]`.
+
+    Where r is 1, q may have several heads of each k.
+    """
     if g is not None:
         state = state * g.exp()[..., None, None]
     if beta is not None:
@@ -80,7 +84,7 @@ def _chunked(
         sides = torch.cat([b * v, (b * k * from_start).expand(*v.shape[:-1], -1)], dim=-1)
         solved = torch.linalg.solve_triangular(b * (k @ k.mT) * decay, sides, upper=False, unitriangular=True)
         v, k_state = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
-    out = torch.empty_like(v)
+    out = v.new_empty(*v.shape[:2], max(q.shape[2], v.shape[2]), *v.shape[3:])
     for rows, numbers in chunks.waves:
         s, u = state[rows], v[numbers]
         if k_state is not None:
