@@ -61,35 +61,41 @@ def attention(prefix: str, config: AttentionConfig, norm: Norm = Named) -> Sourc
     return sources
 
 
-def gated_mlp(prefix: str, name: str = "") -> Sources:
-    """`gate_proj`, `up_proj`, `down_proj`."""
+MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
+
+
+def gated_mlp(prefix: str, name: str = "", names: tuple[str, str, str] = MLP_NAMES) -> Sources:
+    """Gate, up and down projections by their names."""
+    gate, up, down = (f"{prefix}.{projection}" for projection in names)
+    sources: Sources = {}
+    for part in ("weight", "bias"):
+        sources[f"{name}gate_up.{part}"] = Concat((Named(f"{gate}.{part}"), Named(f"{up}.{part}")))
+        sources[f"{name}down.{part}"] = Named(f"{down}.{part}")
+    return sources
+
+
+def plain_mlp(prefix: str, name: str = "") -> Sources:
+    """`up_proj`, `down_proj`, without a gate."""
     return {
-        f"{name}gate_up.weight": Concat((Named(f"{prefix}.gate_proj.weight"), Named(f"{prefix}.up_proj.weight"))),
-        f"{name}down.weight": Named(f"{prefix}.down_proj.weight"),
+        f"{name}{weight}.{part}": Named(f"{prefix}.{weight}_proj.{part}")
+        for weight in ("up", "down")
+        for part in ("weight", "bias")
     }
 
 
-def experts(prefix: str, config: MoeConfig) -> Sources:
-    """Experts packed (`gate_up_proj`, `down_proj`) or one by one (`{e}.gate_proj.weight`, …)."""
-    one_by_one = range(config.num_experts)
+def experts(prefix: str, config: MoeConfig, names: tuple[str, str, str] = MLP_NAMES) -> Sources:
+    """Experts packed (`gate_up_proj` or, not gated, `up_proj`; `down_proj`) or one by one by `names` (`{e}.{name}`)."""
+    gate, up, down = names
+    one_by_one = [f"{prefix}.{e}" for e in range(config.num_experts)]
+    ups: list[Source] = [Named(f"{expert}.{up}.weight") for expert in one_by_one]
+    if config.gated:
+        gates = (Named(f"{expert}.{gate}.weight") for expert in one_by_one)
+        ups = [Concat(pair) for pair in zip(gates, ups, strict=True)]
+    downs = tuple(Named(f"{expert}.{down}.weight") for expert in one_by_one)
+    packed = "gate_up" if config.gated else "up"
     return {
-        "experts.gate_up": FirstOf(
-            (
-                Named(f"{prefix}.gate_up_proj"),
-                Stack(
-                    tuple(
-                        Concat((Named(f"{prefix}.{e}.gate_proj.weight"), Named(f"{prefix}.{e}.up_proj.weight")))
-                        for e in one_by_one
-                    )
-                ),
-            )
-        ),
-        "experts.down": FirstOf(
-            (
-                Named(f"{prefix}.down_proj"),
-                Stack(tuple(Named(f"{prefix}.{e}.down_proj.weight") for e in one_by_one)),
-            )
-        ),
+        f"experts.{packed}": FirstOf((Named(f"{prefix}.{packed}_proj"), Stack(tuple(ups)))),
+        "experts.down": FirstOf((Named(f"{prefix}.down_proj"), Stack(downs))),
     }
 
 

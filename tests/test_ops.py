@@ -60,13 +60,13 @@ def ssd_case(groups: int, dt_min: float = 0.0, dt_max: float | None = None) -> C
     )
 
 
-def attention_case(kv_heads: int, window: int | None) -> Case:
+def attention_case(kv_heads: int, window: int | None, softcap: float | None = None, sinks: bool = False) -> Case:
     return (
         "attention",
         {"q": (4, 8), "k": (kv_heads, 8), "v": (kv_heads, 8)},
-        {},
+        {"sinks": (4,)} if sinks else {},
         {"kv": (2, kv_heads, 8)},
-        {"group": "g", "scale": 0.3, "window": window},
+        {"group": "g", "scale": 0.3, "window": window, "softcap": softcap},
     )
 
 
@@ -83,6 +83,9 @@ STATEFUL: dict[str, Case] = {
     "attention": attention_case(2, None),
     "attention_mqa": attention_case(1, None),
     "attention_window": attention_case(4, 5),
+    "attention_sinks": attention_case(2, None, sinks=True),
+    "attention_softcap": attention_case(1, 9, softcap=0.7),
+    "attention_sinks_softcap": attention_case(2, 3, softcap=2.0, sinks=True),
 }  # fmt: skip
 
 
@@ -270,9 +273,9 @@ def test_experts_and_router(tokens: int, num_experts: int, seed: int, data: st.D
             if renormalize or scoring == "softmax_topk":
                 expected = expected / expected.sum()
             torch.testing.assert_close(weights[t].double(), expected, rtol=1e-5, atol=1e-6)
-    operands = {"gate_up": gate_up, "down": down, "activation": "silu"}
+    operands = {"up": gate_up, "down": down, "activation": "silu"}
     want = kernel("experts", "reference")(
-        step, x.double(), weights.double(), chosen, gate_up=gate_up.double(), down=down.double(), activation="silu"
+        step, x.double(), weights.double(), chosen, up=gate_up.double(), down=down.double(), activation="silu"
     )
     got = kernel("experts", "cpu")(step, x, weights, chosen, **operands)
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
@@ -330,7 +333,7 @@ def test_costs_follow_the_load() -> None:
     (x,) = program.call("embedding", "embedding", ids, weights={"weight": "table"})
     (logits,) = program.call("linear", "logits", x, weights={"weight": "router"})
     weights, chosen = program.call("router", "routing", logits, top_k=2, scoring="softmax")
-    operands = {"gate_up": "gate_up", "down": "down"}
+    operands = {"up": "gate_up", "down": "down"}
     program.call("experts", "experts", x, weights, chosen, weights=operands, activation="silu")
     embedding, linear, _, experts = program.nodes
     one, many = Load(tokens=1, sequences=1, logits_rows=1), Load(tokens=9, sequences=2, logits_rows=2)

@@ -6,12 +6,14 @@ from hybridtrt.build.scope import Scope
 from hybridtrt.converters.ffns import MlpConfig
 
 
-def gated_mlp(scope: Scope, x: str, activation: str) -> str:
-    """down(act(gate x) * up x) with the weights `gate_up` and `down` of the scope."""
-    (y,) = scope.call("gated_activation", "act", scope.linear(x, "gate_up"), kind=activation)
-    return scope.linear(y, "down")
-
-
 def mlp(scope: Scope, x: str, config: MlpConfig) -> str:
-    """Gated MLP."""
-    return gated_mlp(scope, x, config.activation)
+    """down(act(gate x) * up x), or without a gate down(act(up x)), with the weights of the scope."""
+    if config.gated:
+        kind, gate_scale = config.activation, config.gate_multiplier
+        (y,) = scope.call("gated_activation", "act", scope.linear(x, "gate_up"), kind=kind, gate_scale=gate_scale)
+    else:
+        (y,) = scope.call("activation", "act", scope.linear(x, "up"), kind=config.activation)
+    y = scope.linear(y, "down")
+    if config.down_multiplier != 1.0:
+        (y,) = scope.call("scale", "scaled", y, by=config.down_multiplier)
+    return y

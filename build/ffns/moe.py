@@ -2,34 +2,57 @@
 
 from __future__ import annotations
 
-from hybridtrt.build.ffns.mlp import gated_mlp
+from hybridtrt.build.ffns.mlp import mlp
 from hybridtrt.build.scope import Scope
 from hybridtrt.converters.ffns import MoeConfig
 
 
 def moe(scope: Scope, x: str, config: MoeConfig) -> str:
     """Routed experts, plus the shared expert where there is one."""
-    weights, chosen = scope.call(
-        "router",
-        "routing",
-        scope.linear(x, "router"),
-        top_k=config.top_k,
-        scoring=config.router.scoring,
-        renormalize=config.router.renormalize,
-    )
+    weights, chosen = _route(scope, x, config)
+    y = scope.linear(x, "latent_down") if config.latent else x
+    up = "gate_up" if config.gated else "up"
+    operands = {"up": up, "down": "down"}
+    if config.expert_bias:
+        operands |= {"up_bias": f"{up}_bias", "down_bias": "down_bias"}
     (y,) = scope.program.call(
         "experts",
         scope.path("experts"),
-        x,
+        y,
         weights,
         chosen,
-        weights={"gate_up": scope.path("experts.gate_up"), "down": scope.path("experts.down")},
+        weights={role: scope.path(f"experts.{name}") for role, name in operands.items()},
         activation=config.activation,
+        gated=config.gated,
+        clamp=config.clamp,
     )
-    if not config.shared_intermediate:
+    if config.latent:
+        y = scope.linear(y, "latent_up")
+    if config.shared is None:
         return y
-    shared = gated_mlp(scope.inner("shared"), x, config.activation)
+    shared = mlp(scope.inner("shared"), x, config.shared)
     if config.shared_gate:
         (gate,) = scope.call("activation", "shared_opened", scope.linear(x, "shared_gate"), kind="sigmoid")
         (shared,) = scope.call("multiply", "shared_gated", shared, gate)
     return scope.call("add", "with_shared", y, shared)[0]
+
+
+def _route(scope: Scope, x: str, config: MoeConfig) -> tuple[str, ...]:
+    """Weights and numbers of the chosen experts, `[T, k]` each."""
+    router = config.router
+    bias = {"selection_bias": scope.path("router.selection_bias")} if router.selection_bias else {}
+    return scope.program.call(
+        "router",
+        scope.path("routing"),
+        scope.linear(x, "router"),
+        weights=bias,
+        top_k=config.top_k,
+        scoring=router.scoring,
+        renormalize=router.renormalize,
+        renormalize_eps=router.renormalize_eps,
+        scaling=router.scaling,
+        num_groups=router.num_groups,
+        top_groups=router.top_groups,
+        group_score=router.group_score,
+        jitter_eps=router.jitter_eps,
+    )

@@ -1,10 +1,11 @@
-"""The chosen experts' gated MLPs, weighted and summed."""
+"""The chosen experts' MLPs, weighted and summed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from hybridtrt.plugins.pointwise import check_activation
 from hybridtrt.plugins.spec import Load, OpSpec, TensorSpec, require
 
 
@@ -12,9 +13,15 @@ def _infer(
     inputs: list[TensorSpec], weights: Mapping[str, TensorSpec], attributes: Mapping[str, Any]
 ) -> list[TensorSpec]:
     x, routing, chosen = inputs
-    gate_up, down = weights["gate_up"].shape, weights["down"].shape
-    require(gate_up[2] == x.shape[1] == down[1], f"gate_up {gate_up} and down {down} do not fit x {x.shape}")
-    require(gate_up[0] == down[0] and gate_up[1] == 2 * int(down[2]), f"gate_up {gate_up} does not fit down {down}")
+    up, down = weights["up"].shape, weights["down"].shape
+    gated = attributes.get("gated", True)
+    check_activation(attributes["activation"], gated)
+    require(up[2] == x.shape[1] == down[1], f"up {up} and down {down} do not fit x {x.shape}")
+    fits = up[0] == down[0] and up[1] == (2 if gated else 1) * int(down[2])
+    require(fits, f"up {up} does not fit down {down}")
+    for name, matrix in (("up_bias", up), ("down_bias", down)):
+        if name in weights:
+            require(weights[name].shape == matrix[:2], f"{name} {weights[name].shape} does not fit {matrix}")
     require(routing.shape == chosen.shape, f"weights {routing.shape} and experts {chosen.shape} differ")
     return [x]
 
@@ -22,8 +29,9 @@ def _infer(
 def _flops(
     inputs: list[TensorSpec], weights: Mapping[str, TensorSpec], attributes: Mapping[str, Any], load: Load
 ) -> int:
+    matrices = 3 if attributes.get("gated", True) else 2
     _, hidden, intermediate = weights["down"].shape
-    return 6 * int(hidden) * int(intermediate) * load.size(inputs[1].shape)
+    return 2 * matrices * int(hidden) * int(intermediate) * load.size(inputs[1].shape)
 
 
 def _experts_read(
@@ -37,8 +45,10 @@ SPECS = (
     OpSpec(
         name="experts",
         inputs=("x", "weights", "experts"),  # [T, hidden], [T, k], [T, k] int64
-        weights=("gate_up", "down"),  # [experts, 2 intermediate, hidden], [experts, hidden, intermediate]
-        attributes=("activation",),
+        # up: [experts, 2 intermediate, hidden], gate rows first; not gated: [experts, intermediate, hidden]
+        weights=("up", "down"),  # down: [experts, hidden, intermediate]
+        optional_weights=("up_bias", "down_bias"),  # without the last axis of up and down
+        attributes=("activation", "gated", "clamp"),
         infer=_infer,
         flops=_flops,
         rows_read=_experts_read,

@@ -9,6 +9,7 @@ from typing import Any
 from hybridtrt.plugins.spec import OpSpec, TensorSpec, per_element, require
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu2", "sigmoid", "silu")
+GATED_ACTIVATIONS = (*ACTIVATIONS, "swiglu_oai")
 
 Weights = Mapping[str, TensorSpec]
 Attributes = Mapping[str, Any]
@@ -25,17 +26,19 @@ def _pair(inputs: list[TensorSpec], weights: Weights, attributes: Attributes) ->
     return [x]
 
 
-def _check_activation(attributes: Attributes) -> None:
-    require(attributes["kind"] in ACTIVATIONS, f"activation {attributes['kind']!r} is not one of {ACTIVATIONS}")
+def check_activation(kind: str, gated: bool = False) -> None:
+    """Raise `ValueError` for an activation that is not known."""
+    known = GATED_ACTIVATIONS if gated else ACTIVATIONS
+    require(kind in known, f"activation {kind!r} is not one of {known}")
 
 
 def _activation(inputs: list[TensorSpec], weights: Weights, attributes: Attributes) -> list[TensorSpec]:
-    _check_activation(attributes)
+    check_activation(attributes["kind"])
     return [inputs[0]]
 
 
 def _gated_activation(inputs: list[TensorSpec], weights: Weights, attributes: Attributes) -> list[TensorSpec]:
-    _check_activation(attributes)
+    check_activation(attributes["kind"], gated=True)
     *lead, last = inputs[0].shape
     require(isinstance(last, int) and last % 2 == 0, f"{inputs[0].shape} does not end in two equal halves")
     return [TensorSpec((*lead, int(last) // 2), inputs[0].dtype)]
@@ -46,6 +49,12 @@ def _split(inputs: list[TensorSpec], weights: Weights, attributes: Attributes) -
     total = sum(math.prod(shape) for shape in shapes)
     require(x.shape[1:] == (total,), f"{x.shape} does not split into {shapes}")
     return [TensorSpec((x.shape[0], *shape), x.dtype) for shape in shapes]
+
+
+def _concat(inputs: list[TensorSpec], weights: Weights, attributes: Attributes) -> list[TensorSpec]:
+    x, y = inputs
+    require(x.shape[:-1] == y.shape[:-1], f"{x.shape} and {y.shape} differ in more than the last dimension")
+    return [TensorSpec((*x.shape[:-1], int(x.shape[-1]) + int(y.shape[-1])), x.dtype)]
 
 
 def _flatten(inputs: list[TensorSpec], weights: Weights, attributes: Attributes) -> list[TensorSpec]:
@@ -62,8 +71,9 @@ SPECS = (
     OpSpec("multiply", _pair, per_element(1), inputs=("x", "y"), aliases=((0, 0),)),
     OpSpec("scale", _same, per_element(1), inputs=("x",), attributes=("by",), aliases=((0, 0),)),
     OpSpec("activation", _activation, per_element(4), inputs=("x",), attributes=("kind",), aliases=((0, 0),)),
-    OpSpec("gated_activation", _gated_activation, per_element(3), inputs=("x",), attributes=("kind",)),
+    OpSpec("gated_activation", _gated_activation, per_element(3), inputs=("x",), attributes=("kind", "gate_scale")),
     OpSpec("split", _split, per_element(0), inputs=("x",), attributes=("shapes",)),
+    OpSpec("concat", _concat, per_element(0), inputs=("x", "y")),
     OpSpec("flatten", _flatten, per_element(0), inputs=("x",), aliases=((0, 0),)),
     OpSpec("gather_rows", _gather_rows, per_element(0), inputs=("x",), step_inputs=("logits_indices",)),
 )

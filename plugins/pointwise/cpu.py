@@ -3,6 +3,7 @@
 from hybridtrt.plugins.pointwise.reference import (
     activation,
     add,
+    concat,
     flatten,
     gated_activation,
     gather_rows,
@@ -11,4 +12,4 @@ from hybridtrt.plugins.pointwise.reference import (
     split,
 )
 
-__all__ = ["activation", "add", "flatten", "gated_activation", "gather_rows", "multiply", "scale", "split"]
+__all__ = ["activation", "add", "concat", "flatten", "gated_activation", "gather_rows", "multiply", "scale", "split"]

@@ -1,18 +1,61 @@
-"""softmax: over all experts, then the k largest; softmax_topk: over the k largest logits."""
+"""Scores of the experts, the best k of them, and their weights."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from hybridtrt.plugins.ragged import Step
 
 
-def router(step: Step, logits: Tensor, *, top_k: int, scoring: str, renormalize: bool = False) -> tuple[Tensor, Tensor]:
-    """Weights and expert numbers, `[T, k]` each, largest first."""
-    if scoring == "softmax_topk":
-        chosen, experts = logits.topk(top_k, dim=-1)
-        return chosen.softmax(-1), experts
-    weights, experts = logits.softmax(-1).topk(top_k, dim=-1)
+def router(
+    step: Step,
+    logits: Tensor,
+    *,
+    selection_bias: Tensor | None = None,
+    top_k: int,
+    scoring: str,
+    renormalize: bool = False,
+    renormalize_eps: float = 0.0,
+    scaling: float = 1.0,
+    num_groups: int = 1,
+    top_groups: int = 1,
+    group_score: str = "top2",
+    jitter_eps: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Weights and expert numbers, `[T, k]` each, best first. `RouterConfig` says what the attributes mean."""
+    if scoring == "sparsemixer":
+        weights, experts = _sparsemixer(logits, top_k, jitter_eps)
+    else:
+        scores = {"softmax": logits.softmax(-1), "softmax_topk": logits, "sigmoid": logits.sigmoid()}[scoring]
+        preference = scores if selection_bias is None else scores + selection_bias
+        if num_groups > 1:
+            preference = _best_groups(preference, num_groups, top_groups, group_score)
+        experts = preference.topk(top_k, dim=-1).indices
+        weights = scores.gather(-1, experts)
+        if scoring == "softmax_topk":
+            weights = weights.softmax(-1)
     if renormalize:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return weights, experts
+        weights = weights / (weights.sum(-1, keepdim=True) + renormalize_eps)
+    return weights * scaling, experts
+
+
+def _best_groups(preference: Tensor, num_groups: int, top_groups: int, group_score: str) -> Tensor:
+    """Minus infinity for the experts of all but the best groups."""
+    grouped = preference.unflatten(-1, (num_groups, -1))  # [T, groups, experts / groups]
+    merit = grouped.topk(2 if group_score == "top2" else 1, dim=-1).values.sum(-1)
+    refused = torch.ones_like(merit, dtype=torch.bool).scatter_(-1, merit.topk(top_groups, dim=-1).indices, False)
+    masked: Tensor = grouped.masked_fill(refused.unsqueeze(-1), -torch.inf).flatten(-2)
+    return masked
+
+
+def _sparsemixer(logits: Tensor, top_k: int, jitter_eps: float) -> tuple[Tensor, Tensor]:
+    """The largest logit left, weighted by its softmax over those left that are near it; `top_k` times."""
+    left, weights, experts = logits, [], []
+    for _ in range(top_k):
+        best, expert = left.max(-1, keepdim=True)
+        far = (best - logits) / logits.abs().maximum(best) > 2 * jitter_eps
+        weights.append(left.masked_fill(far, -torch.inf).softmax(-1).gather(-1, expert))
+        experts.append(expert)
+        left = left.scatter(-1, expert, -torch.inf)
+    return torch.cat(weights, -1), torch.cat(experts, -1)
