@@ -38,16 +38,26 @@ Case = tuple[str, dict[str, tuple[int, ...]], dict[str, tuple[int, ...]], dict[s
 GATES = {"linear": 0, "gated": 1, "delta": 1, "gated_delta": 2}
 
 
-def linear_attention_case(rule: str, key_heads: int = 2) -> Case:
+def linear_attention_case(rule: str, key_heads: int = 2, **attributes: Any) -> Case:
     gates = {f"gate_{i}": (4,) for i in range(GATES[rule])}
-    weights = {"A_log": (4,), "dt_bias": (4,)} if "gated" in rule else {}
+    weights: dict[str, tuple[int, ...]] = {"A_log": (4,), "dt_bias": (4,)} if "gated" in rule else {}
     return (
         "linear_attention",
         {"q": (key_heads, 8), "k": (key_heads, 8), "v": (4, 6), **gates},
         weights,
         {"state": (4, 8, 6)},
-        {"rule": rule, "scale": 0.4, "l2_norm": "delta" in rule},
+        {"rule": rule, "scale": 0.4, "l2_norm": "delta" in rule, **attributes},
     )
+
+
+def decay_per_channel(case: Case) -> Case:
+    op, inputs, weights, caches, attributes = case
+    return op, inputs | {"gate_0": (4, 8)}, weights | {"dt_bias": (4, 8)}, caches, attributes
+
+
+def decay_constant(case: Case) -> Case:
+    op, inputs, _, caches, attributes = case
+    return op, {name: inputs[name] for name in inputs if name != "gate_0"}, {"A_log": (4,)}, caches, attributes
 
 
 def ssd_case(groups: int, dt_min: float = 0.0, dt_max: float | None = None) -> Case:
@@ -80,6 +90,11 @@ STATEFUL: dict[str, Case] = {
     "ssd_groups_limits": ssd_case(2, 0.1, 0.9),
     **{f"linear_attention_{rule}": linear_attention_case(rule) for rule in GATES},
     "linear_attention_equal_heads": linear_attention_case("gated_delta", key_heads=4),
+    "linear_attention_gated_channels": decay_per_channel(linear_attention_case("gated")),
+    "linear_attention_delta_channels": decay_per_channel(linear_attention_case("gated_delta", key_heads=4)),
+    "linear_attention_bounded": decay_per_channel(linear_attention_case("gated_delta", decay_bound=-5.0)),
+    "linear_attention_beta_to_two": linear_attention_case("gated_delta", beta_scale=2.0),
+    "linear_attention_constant_decay": decay_constant(linear_attention_case("gated")),
     "attention": attention_case(2, None),
     "attention_mqa": attention_case(1, None),
     "attention_window": attention_case(4, 5),
@@ -174,18 +189,20 @@ def test_read_slot_and_write_slot_may_differ(name: str, walker: str, length: int
         assert not torch.equal(pool[4], before[key][4])
 
 
+@pytest.mark.parametrize("channels", [False, True])
 @pytest.mark.parametrize("rule", GATES)
-def test_linear_attention_is_that_of_onnx(rule: str) -> None:
+def test_linear_attention_is_that_of_onnx(rule: str, channels: bool) -> None:
     """One key head a value head, gates already applied: ONNX opset 27 `LinearAttention` by onnx's own evaluator."""
     heads, K, V, T = 3, 4, 5, 6
+    gate = (heads, K) if channels else (heads,)
     rng = np.random.default_rng(1)
     q, k, v = (rng.standard_normal((T, heads, d)).astype(np.float32) for d in (K, K, V))
-    a, b = (rng.standard_normal((T, heads)).astype(np.float32) for _ in range(2))
-    A_log, dt_bias = (rng.standard_normal(heads).astype(np.float32) for _ in range(2))
+    a, b = (rng.standard_normal((T, *shape)).astype(np.float32) for shape in (gate, (heads,)))
+    A_log, dt_bias = (rng.standard_normal(shape).astype(np.float32) for shape in (heads, gate))
     past = rng.standard_normal((1, heads, K, V)).astype(np.float32)
-    g = -np.exp(A_log) * np.log1p(np.exp(a + dt_bias))
+    g = -np.exp(A_log[:, None] if channels else A_log) * np.log1p(np.exp(a + dt_bias))
     beta = 1 / (1 + np.exp(-b))
-    feeds = {"query": q, "key": k, "value": v, "decay": g[..., None], "beta": beta[..., None]}
+    feeds = {"query": q, "key": k, "value": v, "decay": g, "beta": beta}
     feeds = {name: x.reshape(1, T, -1) for name, x in feeds.items()} | {"past_state": past}
     used = [
         "query",
@@ -212,6 +229,24 @@ def test_linear_attention_is_that_of_onnx(rule: str) -> None:
         )
         np.testing.assert_allclose(mine.reshape(1, T, -1).numpy(), output, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(state[1].numpy(), present[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rate", [1e-6, 1.0, 1e3])
+def test_decay_of_any_strength_in_each_channel(rate: float) -> None:
+    """From none to one that leaves nothing, side by side in the channels of a head: no exponent overflows."""
+    torch.manual_seed(0)
+    T, heads, K = 3 * CHUNK + 5, 2, 6
+    q, k, v = (torch.randn(T, heads, K) for _ in range(3))
+    a = torch.randn(T, heads, K).mul(6.0) + torch.tensor([-40.0, -10.0, 0.0, 3.0, 30.0, 60.0])
+    weights = {"A_log": torch.full((heads,), rate).log(), "dt_bias": torch.zeros(heads, K)}
+    state = torch.zeros(2, heads, K, K)
+    exact = {name: weight.double() for name, weight in weights.items()}
+    operands = {"rule": "gated_delta", "scale": 1.0, "l2_norm": True}
+    b = torch.randn(T, heads)
+    doubles = [x.double() for x in (q, k, v, a, b)]
+    want = kernel("linear_attention", "reference")(one_row(T), *doubles, **exact, state=state.double(), **operands)
+    got = kernel("linear_attention", "cpu")(one_row(T), q, k, v, a, b, **weights, state=state, **operands)
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])

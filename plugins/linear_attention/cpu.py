@@ -21,7 +21,9 @@ def linear_attention(
     rule: str,
     scale: float,
     l2_norm: bool = False,
+    decay_bound: float | None = None,
+    beta_scale: float = 1.0,
 ) -> Tensor:
     """`[T, heads, V]` from q, k `[T, key_heads, K]` and v `[T, heads, V]`."""
-    q, k, g, beta = prepare(q, k, gates, A_log, dt_bias, rule, scale, l2_norm)
+    q, k, g, beta = prepare(q, k, gates, A_log, dt_bias, rule, scale, l2_norm, decay_bound, beta_scale)
     return linear_recurrence(step, q, k, v, g, beta, state)

@@ -25,5 +25,6 @@ def ssd(
 ) -> Tensor:
     """`[T, heads, P]` to the same."""
     dt = time_step(dt, dt_bias, dt_min, dt_max)
-    y = linear_recurrence(step, C, B, x * dt.unsqueeze(-1), -A_log.exp() * dt, None, state.transpose(2, 3))
+    g = (-A_log.exp() * dt).unsqueeze(-1)
+    y = linear_recurrence(step, C, B, x * dt.unsqueeze(-1), g, None, state.transpose(2, 3))
     return y.addcmul_(x, D[:, None])
