@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hybridtrt.plugins.program import Program
@@ -10,44 +10,63 @@ from hybridtrt.plugins.program import Program
 
 @dataclass(frozen=True)
 class Scope:
-    """Thin front of a `Program`. Operands are values (names in the program); weights are named relative to `prefix`."""
+    """Thin front of a `Program`. Operands are values (names in the program); weights are named relative to `prefix`.
+
+    Where layers share weights, `weights_prefix` takes its place for weights; nodes, caches and low-rank adapters stay
+    those of the layer.
+    """
 
     program: Program
     prefix: str
     norm_eps: float
+    weights_prefix: str | None = None
 
     def path(self, name: str) -> str:
         return f"{self.prefix}.{name}" if self.prefix else name
 
+    def weight(self, name: str) -> str:
+        """The name of a weight in the program."""
+        return self.path(name) if self.weights_prefix is None else f"{self.weights_prefix}.{name}"
+
     def inner(self, name: str) -> Scope:
         """The scope below this one."""
-        return Scope(self.program, self.path(name), self.norm_eps)
+        weights_prefix = None if self.weights_prefix is None else self.weight(name)
+        return replace(self, prefix=self.path(name), weights_prefix=weights_prefix)
 
     def call(self, op: str, name: str, *inputs: str, **attributes: Any) -> tuple[str, ...]:
         """An operator without weights and caches."""
         return self.program.call(op, self.path(name), *inputs, **attributes)
 
     def linear(self, x: str, name: str) -> str:
-        """Dense projection `{name}.weight`, with `{name}.bias` where the model has one."""
-        weights = {"weight": self.path(f"{name}.weight")}
-        bias = self.path(f"{name}.bias")
+        """Dense projection `{name}.weight`, with `{name}.bias` and the low-rank `{name}.adapter_*` if there are any."""
+        weights = {"weight": self.weight(f"{name}.weight")}
+        bias = self.weight(f"{name}.bias")
         if bias in self.program.weights:
             weights["bias"] = bias
-        return self.program.call("linear", self.path(name), x, weights=weights)[0]
+        (y,) = self.program.call("linear", self.path(name), x, weights=weights)
+        if self.path(f"{name}.adapter_up.weight") not in self.program.weights:
+            return y
+        own = replace(self, weights_prefix=None)
+        adapted = own.linear(own.linear(x, f"{name}.adapter_down"), f"{name}.adapter_up")
+        return self.call("add", f"{name}.adapted", y, adapted)[0]
 
-    def norm(self, x: str, name: str, gate: str | None = None, gate_first: bool = False) -> str:
-        """RMSNorm `{name}.weight` over the last dimension, with an optional SiLU gate."""
+    def norm(
+        self, x: str, name: str, gate: str | None = None, eps: float | None = None, **gating: bool | str
+    ) -> str:
+        """RMSNorm `{name}.weight` over the last dimension, with a bias a LayerNorm; `gating` says how a gate acts."""
         operands = (x,) if gate is None else (x, gate)
-        weights = {"weight": self.path(f"{name}.weight")}
-        return self.program.call(
-            "rms_norm", self.path(name), *operands, weights=weights, eps=self.norm_eps, gate_first=gate_first
-        )[0]
+        weights = {"weight": self.weight(f"{name}.weight")}
+        eps = self.norm_eps if eps is None else eps
+        if self.weight(f"{name}.bias") in self.program.weights:
+            weights["bias"] = self.weight(f"{name}.bias")
+            return self.program.call("layer_norm", self.path(name), *operands, weights=weights, eps=eps)[0]
+        return self.program.call("rms_norm", self.path(name), *operands, weights=weights, eps=eps, **gating)[0]
 
     def conv(self, x: str) -> str:
         """Causal convolution `conv.*` with SiLU over the state pool `conv_state`."""
-        weights = {"weight": self.path("conv.weight")}
-        if self.path("conv.bias") in self.program.weights:
-            weights["bias"] = self.path("conv.bias")
+        weights = {"weight": self.weight("conv.weight")}
+        if self.weight("conv.bias") in self.program.weights:
+            weights["bias"] = self.weight("conv.bias")
         caches = {"state": self.path("conv_state")}
         return self.program.call(
             "causal_conv", self.path("conv"), x, weights=weights, caches=caches, activation="silu"

@@ -60,6 +60,16 @@ def decay_constant(case: Case) -> Case:
     return op, {name: inputs[name] for name in inputs if name != "gate_0"}, {"A_log": (4,)}, caches, attributes
 
 
+def selective_scan_case(groups: int) -> Case:
+    return (
+        "selective_scan",
+        {"x": (6,), "dt": (6,), "B": (groups, 3), "C": (groups, 3)},
+        {"A_log": (6, 3), "D": (6,), "dt_bias": (6,)},
+        {"state": (6, 3)},
+        {},
+    )
+
+
 def ssd_case(groups: int, dt_min: float = 0.0, dt_max: float | None = None) -> Case:
     return (
         "ssd",
@@ -80,12 +90,37 @@ def attention_case(kv_heads: int, window: int | None, softcap: float | None = No
     )
 
 
+def length_routed_cases(kv_heads: int, limit: int) -> dict[str, Case]:
+    kv = {"k": (kv_heads, 8), "v": (kv_heads, 8)}
+    below = {"group": "g", "scale": 0.3, "limit": limit}
+    return {
+        f"attention_below_{limit}": ("attention_below", {"q": (4, 8), **kv}, {}, {"kv": (2, kv_heads, 8)}, below),
+        f"linear_attention_from_{limit}": (
+            "linear_attention_from",
+            {"y": (4, 8), "q": (4, 8), **kv},
+            {},
+            {"state": (kv_heads, 8, 9)},
+            {"limit": limit},
+        ),
+    }
+
+
+def low_rank_case(kv_heads: int) -> Case:
+    return (
+        "low_rank_attention",
+        {"q": (4, 8), "k": (kv_heads, 8), "v": (kv_heads, 8)},
+        {"projection": (150, 5)},
+        {"keys": (kv_heads, 8, 5), "values": (kv_heads, 5, 8)},
+        {"scale": 0.3},
+    )
+
+
 STATEFUL: dict[str, Case] = {
     "causal_conv": ("causal_conv", {"x": (5,)}, {"weight": (5, WIDTH), "bias": (5,)}, {"state": (5, WIDTH - 1)},
                     {"activation": "silu"}),
     "causal_conv_plain": ("causal_conv", {"x": (5,)}, {"weight": (5, 2)}, {"state": (5, 1)}, {}),
-    "selective_scan": ("selective_scan", {"x": (6,), "dt": (6,), "B": (3,), "C": (3,)},
-                       {"A_log": (6, 3), "D": (6,), "dt_bias": (6,)}, {"state": (6, 3)}, {}),
+    "selective_scan": selective_scan_case(1),
+    "selective_scan_groups": selective_scan_case(2),
     "ssd": ssd_case(1),
     "ssd_groups_limits": ssd_case(2, 0.1, 0.9),
     **{f"linear_attention_{rule}": linear_attention_case(rule) for rule in GATES},
@@ -95,6 +130,11 @@ STATEFUL: dict[str, Case] = {
     "linear_attention_bounded": decay_per_channel(linear_attention_case("gated_delta", decay_bound=-5.0)),
     "linear_attention_beta_to_two": linear_attention_case("gated_delta", beta_scale=2.0),
     "linear_attention_constant_decay": decay_constant(linear_attention_case("gated")),
+    **length_routed_cases(4, 1),
+    **length_routed_cases(2, 5),
+    **length_routed_cases(1, CHUNK + 2),
+    "low_rank": low_rank_case(4),
+    "low_rank_grouped": low_rank_case(2),
     "attention": attention_case(2, None),
     "attention_mqa": attention_case(1, None),
     "attention_window": attention_case(4, 5),
@@ -121,7 +161,7 @@ def run(
     op, inputs, _, cache_shapes, attributes = case
     pools = {}
     for name, shape in cache_shapes.items():
-        if op == "attention":
+        if name == "kv":
             pools[name] = torch.full((placement.num_pages, PAGE, *shape), torch.nan, dtype=dtype)
         else:
             pools[name] = torch.full((placement.num_slots, *shape), torch.nan, dtype=dtype)
@@ -159,7 +199,7 @@ def test_any_cut_of_any_batch_equals_the_definition(name: str, lengths: list[int
         torch.testing.assert_close(got_pools[key].double(), pool, rtol=2e-4, atol=2e-4, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", [name for name, case in STATEFUL.items() if case[0] != "attention"])
+@pytest.mark.parametrize("name", [name for name, case in STATEFUL.items() if "kv" not in case[3]])
 @pytest.mark.parametrize("walker", WALKERS)
 @pytest.mark.parametrize("length", [1, 3, CHUNK + 1])
 def test_read_slot_and_write_slot_may_differ(name: str, walker: str, length: int) -> None:

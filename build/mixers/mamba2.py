@@ -8,11 +8,15 @@ from hybridtrt.converters.mixers import Mamba2Config
 
 
 def mamba2(scope: Scope, x: str, config: Mamba2Config, shared: Shared) -> str:
-    """Mamba-2: x, B, C through a convolution, state space duality, a norm of the gated output."""
+    """Mamba-2: x, B, C through a convolution, state space duality, gate and norm of the output."""
     bc = (config.n_groups, config.d_state)
     z, xbc, dt = scope.split(
-        scope.linear(x, "in_proj"), "split", (config.inner,), (config.conv_dim,), (config.num_heads,)
+        scope.linear(x, "in_proj"), "split", config.norm_shape, (config.conv_dim,), (config.num_heads,)
     )
+    if config.z_multiplier != 1.0:
+        (z,) = scope.call("scale", "z_scaled", z, by=config.z_multiplier)
+    if config.dt_multiplier != 1.0:
+        (dt,) = scope.call("scale", "dt_scaled", dt, by=config.dt_multiplier)
     u, B, C = scope.split(scope.conv(xbc), "split_xbc", (config.num_heads, config.head_dim), bc, bc)
     (y,) = scope.program.call(
         "ssd",
@@ -21,10 +25,19 @@ def mamba2(scope: Scope, x: str, config: Mamba2Config, shared: Shared) -> str:
         dt,
         B,
         C,
-        weights={name: scope.path(name) for name in ("A_log", "D", "dt_bias")},
+        weights={name: scope.weight(name) for name in ("A_log", "D", "dt_bias")},
         caches={"state": scope.path("state")},
         dt_min=config.dt_min,
         dt_max=config.dt_max,
     )
-    y = scope.norm(scope.call("flatten", "heads", y)[0], "norm", gate=z, gate_first=True)
+    (y,) = scope.call("flatten", "heads", y)
+    if config.norm_groups > 1:
+        (y,) = scope.split(y, "norm_groups", config.norm_shape)
+    if config.norm == "none":
+        (opened,) = scope.call("activation", "gate", z, kind="silu")
+        (y,) = scope.call("multiply", "gated", y, opened)
+    else:
+        y = scope.norm(y, "norm", gate=z, gate_first=config.norm == "gated", eps=config.norm_eps)
+    if config.norm_groups > 1:
+        (y,) = scope.call("flatten", "channels", y)
     return scope.linear(y, "out_proj")

@@ -72,7 +72,7 @@ def _mamba(hf: HFConfig, hidden: int) -> Mamba1Config:
         conv_width=hf.integer("mamba_d_conv", 4, minimum=2),
         conv_bias=hf.flag("mamba_conv_bias", True),
         proj_bias=hf.flag("mamba_proj_bias", False),
-        dt_bc_norm=True,
+        dt_bc_norm="weighted",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from hybridtrt.converters.weights import WeightTable, matrix, precise
 from hybridtrt.plugins.caches import CacheSpec, StateSpec
@@ -11,7 +11,11 @@ from hybridtrt.plugins.caches import CacheSpec, StateSpec
 
 @dataclass(frozen=True)
 class Mamba2Config:
-    """State space duality layer (Mamba-2, arXiv 2405.21060)."""
+    """State space duality layer (Mamba-2, arXiv 2405.21060).
+
+    The output is gated by silu(z) and normed: "gated" takes the RMSNorm of the gated output, "before_gate" gates the
+    normed output, "none" only gates. The norm runs over each of `norm_groups` equal parts of the channels.
+    """
 
     num_heads: int
     head_dim: int
@@ -22,12 +26,19 @@ class Mamba2Config:
     proj_bias: bool = False
     dt_min: float = 0.0  # dt is clamped to [dt_min, dt_max] after softplus
     dt_max: float | None = None  # no upper limit
+    norm: Literal["gated", "before_gate", "none"] = "gated"
+    norm_groups: int = 1
+    norm_eps: float | None = None  # None: that of the model
+    z_multiplier: float = 1.0
+    dt_multiplier: float = 1.0  # of dt before its bias
 
     kind: ClassVar[str] = "mamba2"
 
     def __post_init__(self) -> None:
         if self.num_heads % self.n_groups:
             raise ValueError(f"mamba_n_groups={self.n_groups} does not divide mamba_n_heads={self.num_heads}")
+        if self.inner % self.norm_groups:
+            raise ValueError(f"{self.norm_groups} norm groups do not divide the {self.inner} channels of Mamba-2")
 
     @property
     def inner(self) -> int:
@@ -36,6 +47,11 @@ class Mamba2Config:
     @property
     def conv_dim(self) -> int:
         return self.inner + 2 * self.n_groups * self.d_state
+
+    @property
+    def norm_shape(self) -> tuple[int, ...]:
+        """The output channels as the norm sees them."""
+        return (self.inner,) if self.norm_groups == 1 else (self.norm_groups, self.inner // self.norm_groups)
 
     def weights(self, hidden: int) -> WeightTable:
         """`in_proj` rows are z, x, B, C, dt; the convolution runs over x, B, C."""
@@ -46,9 +62,10 @@ class Mamba2Config:
             "A_log": precise(self.num_heads),
             "D": precise(self.num_heads),
             "dt_bias": precise(self.num_heads),
-            "norm.weight": precise(self.inner),
             "out_proj.weight": matrix(hidden, self.inner),
         }
+        if self.norm != "none":
+            table["norm.weight"] = precise(*self.norm_shape)
         if self.conv_bias:
             table["conv.bias"] = precise(self.conv_dim)
         if self.proj_bias:

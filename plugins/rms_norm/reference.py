@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from hybridtrt.plugins.pointwise.reference import activate
 from hybridtrt.plugins.ragged import Step
 
 
 def rms_norm(
-    step: Step, x: Tensor, gate: Tensor | None = None, *, weight: Tensor, eps: float, gate_first: bool = False
+    step: Step,
+    x: Tensor,
+    gate: Tensor | None = None,
+    *,
+    weight: Tensor | None = None,
+    eps: float,
+    gate_first: bool = False,
+    gate_kind: str = "silu",
 ) -> Tensor:
-    """weight * x / sqrt(mean(x^2) + eps), times silu(gate) after the norm or, with `gate_first`, before it."""
+    """weight * x / sqrt(mean(x^2) + eps), times act(gate) after the norm or, with `gate_first`, before it.
+
+    Without a weight it is 1. A norm of groups is that of `[T, groups, n]` with a weight `[groups, n]`.
+    """
     if gate is not None and gate_first:
-        x = x * F.silu(gate)
-    y = weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps))
-    return y * F.silu(gate) if gate is not None and not gate_first else y
+        x = x * activate(gate, gate_kind)
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    if weight is not None:
+        y = weight * y
+    return y * activate(gate, gate_kind) if gate is not None and not gate_first else y

@@ -14,20 +14,21 @@ def _infer(
     x, dt, B, C = inputs
     require(dt.shape == x.shape, f"dt {dt.shape} and x {x.shape} differ")
     require(B.shape == C.shape, f"B {B.shape} and C {C.shape} differ")
-    require(weights["A_log"].shape == (x.shape[1], B.shape[1]), f"A_log {weights['A_log'].shape} does not fit")
+    require(int(x.shape[1]) % int(B.shape[1]) == 0, f"{B.shape[1]} groups do not divide {x.shape[1]} channels")
+    require(weights["A_log"].shape == (x.shape[1], B.shape[2]), f"A_log {weights['A_log'].shape} does not fit")
     return [x]
 
 
 def _flops(
     inputs: list[TensorSpec], weights: Mapping[str, TensorSpec], attributes: Mapping[str, Any], load: Load
 ) -> int:
-    return 7 * int(inputs[2].shape[1]) * load.size(inputs[0].shape)
+    return 7 * int(inputs[2].shape[2]) * load.size(inputs[0].shape)
 
 
 SPECS = (
     OpSpec(
         name="selective_scan",
-        inputs=("x", "dt", "B", "C"),  # [T, channels] twice, [T, N] twice
+        inputs=("x", "dt", "B", "C"),  # [T, channels] twice, [T, groups, N] twice: of equal numbers of channels
         weights=("A_log", "D", "dt_bias"),  # [channels, N], [channels] twice
         caches=("state",),  # [slots, channels, N]
         step_inputs=("cu_seqlens", "state_src", "state_dst"),

@@ -24,11 +24,13 @@ def selective_scan(
     """`[T, channels]` to the same."""
     A = -A_log.exp()
     dt = F.softplus(dt + dt_bias)
+    repeats = x.shape[1] // B.shape[1]
+    B, C = B.repeat_interleave(repeats, 1), C.repeat_interleave(repeats, 1)  # [T, channels, N]
     y = torch.empty_like(x)
     for row, tokens in step.slices():
         h = state[step.state_src[row]].to(x.dtype)  # [channels, N]
         for t in range(tokens.start, tokens.stop):
             h = (dt[t][:, None] * A).exp() * h + (dt[t] * x[t])[:, None] * B[t]
-            y[t] = h @ C[t] + D * x[t]
+            y[t] = (h * C[t]).sum(1) + D * x[t]
         state[step.state_dst[row]] = h.to(state.dtype)
     return y
