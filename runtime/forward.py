@@ -1,14 +1,14 @@
-"""Logits of every token of one sequence, outside the scheduler."""
+"""One sequence outside the scheduler: the logits of every token, and the steps that lead to them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridtrt.plugins.step import StepBatch
-from hybridtrt.runtime.runner import Runner
+from hybridtrt.runtime.runner import Runner, RunnerInfo
 
 
 def full_logits(runner: Runner, input_ids: Sequence[int], chunk: int | None = None) -> NDArray[np.float32]:
@@ -16,28 +16,26 @@ def full_logits(runner: Runner, input_ids: Sequence[int], chunk: int | None = No
 
     Uses slot 1 and the first pages of an idle runner. Raises `ValueError` if the sequence is longer than the engine's.
     """
-    info = runner.info
+    runner.clear_slots([1])
+    return np.concatenate([runner.step(batch) for batch in prefill_steps(runner.info, input_ids, chunk)])
+
+
+def prefill_steps(info: RunnerInfo, input_ids: Sequence[int], chunk: int | None = None) -> Iterator[StepBatch]:
+    """The steps of `full_logits`; slot 1 must be zero before the first."""
     if not 1 <= len(input_ids) <= info.max_seq_len:
         raise ValueError(f"{len(input_ids)} tokens are not in 1..{info.max_seq_len} (max_seq_len of the engine)")
     chunk = min(chunk or info.max_num_tokens, info.max_num_tokens)
     pages = np.arange(1, 1 - (-len(input_ids) // info.page_size), dtype=np.int32)[None]
     one = np.ones(1, np.int32)
-    runner.clear_slots([1])
-    parts = []
     for start in range(0, len(input_ids), chunk):
         ids = np.asarray(input_ids[start : start + chunk], np.int32)
-        parts.append(
-            runner.step(
-                StepBatch(
-                    input_ids=ids,
-                    positions=np.arange(start, start + len(ids), dtype=np.int32),
-                    cu_seqlens=np.array([0, len(ids)], np.int32),
-                    context_lens=np.array([start], np.int32),
-                    state_src=one,
-                    state_dst=one,
-                    logits_indices=np.arange(len(ids), dtype=np.int32),
-                    block_tables=dict.fromkeys(info.num_pages, pages),
-                )
-            )
+        yield StepBatch(
+            input_ids=ids,
+            positions=np.arange(start, start + len(ids), dtype=np.int32),
+            cu_seqlens=np.array([0, len(ids)], np.int32),
+            context_lens=np.array([start], np.int32),
+            state_src=one,
+            state_dst=one,
+            logits_indices=np.arange(len(ids), dtype=np.int32),
+            block_tables=dict.fromkeys(info.num_pages, pages),
         )
-    return np.concatenate(parts)

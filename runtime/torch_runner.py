@@ -77,6 +77,10 @@ class TorchRunner:
     def info(self) -> RunnerInfo:
         return self._info
 
+    @property
+    def program(self) -> Program:
+        return self._program
+
     def clear_slots(self, slots: Sequence[int]) -> None:
         for pool in self._states:
             pool[list(slots)] = 0.0
@@ -88,18 +92,24 @@ class TorchRunner:
             for pool in self._pages[group]:
                 pool[list(numbers)] = torch.nan
 
-    @torch.inference_mode()
     def step(self, batch: StepBatch) -> NDArray[np.float32]:
+        (output,) = self._program.outputs
+        return self.trace(batch, (output,))[output]
+
+    @torch.inference_mode()
+    def trace(self, batch: StepBatch, names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+        """Run one step and return the named values of the program; debugging compares them with another walker's."""
         step = Step(batch)
         values: dict[str, Tensor] = {"input_ids": step.input_ids, "positions": step.positions}
+        kept: dict[str, NDArray[np.float32]] = {}
         for call in self._calls:
             result = call.function(step, *(values[name] for name in call.inputs), **call.operands)
             results = result if isinstance(result, tuple) else (result,)
             values.update(zip(call.outputs, results, strict=True))
+            kept |= {name: values[name].float().numpy() for name in call.outputs if name in names}
             for name in call.dead:
                 del values[name]
-        logits: NDArray[np.float32] = values[self._program.outputs[0]].float().numpy()
-        return logits
+        return kept
 
     def close(self) -> None:
         self._calls.clear()

@@ -1,9 +1,9 @@
-"""Compares an engine with transformers' full forward on the same weights."""
+"""Compares an engine with transformers' full forward on the same weights: logits, greedy tokens, layer by layer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from hybridtrt.build.engine import read_engine_config
+from hybridtrt.converters.config import ModelConfig
 from hybridtrt.runtime.engine import Engine
 from hybridtrt.runtime.forward import full_logits
+from hybridtrt.runtime.layer_trace import oracle_stream, our_stream
 from hybridtrt.runtime.load import RuntimeOptions, load_runner
 from hybridtrt.runtime.request import Request, SamplingParams
+from hybridtrt.runtime.torch_runner import TorchRunner
 
 PROMPT_LENGTHS = (1, 2, 7, 64, 65, 200)
 NEW_TOKENS = 32
@@ -30,17 +33,46 @@ class PromptReport:
     """One fixed prompt: logits of the prompt, and greedy tokens after it."""
 
     prompt_tokens: int
-    logit_error: float  # largest difference over the standard deviation of transformers' logits
+    logit_error: float  # largest difference over the standard deviation of transformers' logits; infinite if not finite
     greedy_tokens: int
     greedy_agree: int  # tokens from the start until the first real difference
 
 
 @dataclass(frozen=True)
-class VerifyReport:
-    """All prompts against a threshold."""
+class LayerReport:
+    """The residual stream after one layer (`embedding`: before the first), for the longest prompt."""
 
+    layer: str
+    mixer: str
+    ffn: str
+    error: float  # largest difference over the standard deviation of transformers' values; infinite if not finite
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """All prompts, and all layers for one prompt, against a threshold. A walker without a trace has no `layers`."""
+
+    architecture: str
     prompts: tuple[PromptReport, ...]
     threshold: float
+    layers: tuple[LayerReport, ...] = ()
+
+    @property
+    def first_departure(self) -> LayerReport | None:
+        """The first layer whose error exceeds the threshold."""
+        return next((layer for layer in self.layers if layer.error > self.threshold), None)
+
+    def departure(self) -> str:
+        """One sentence on the layers."""
+        first = self.first_departure
+        if first is not None:
+            kind = f" ({first.mixer}, {first.ffn})" if first.mixer else ""
+            place = "The embedding" if first.layer == "embedding" else f"Layer {first.layer}{kind}"
+            return f"{place} is the first to depart: {show(first.error)}."
+        if not self.layers:
+            return "Layers were not compared."
+        most = f"No layer departs: {show(max(layer.error for layer in self.layers))} at most"
+        return f"{most}, but the logits do." if self.logit_error > self.threshold else f"{most}."
 
     @property
     def logit_error(self) -> float:
@@ -54,6 +86,22 @@ class VerifyReport:
     def greedy_agree(self) -> int:
         return sum(report.greedy_agree for report in self.prompts)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON; an error that is not finite is None."""
+        first = self.first_departure
+        data = {
+            "passed": self.passed,
+            "logit_error": self.logit_error,
+            "threshold": self.threshold,
+            "greedy_tokens": self.greedy_tokens,
+            "greedy_agree": self.greedy_agree,
+            "first_departure": None if first is None else first.layer,
+        }
+        parts = {name: [asdict(item) for item in getattr(self, name)] for name in ("prompts", "layers")}
+        for values in (data, *parts["prompts"], *parts["layers"]):
+            values |= {name: None for name, value in values.items() if value == float("inf")}
+        return data | parts
+
     @property
     def passed(self) -> bool:
         """Logits within the threshold and, where that is tight, every greedy token equal."""
@@ -61,28 +109,45 @@ class VerifyReport:
         return self.logit_error <= self.threshold and (not exact or self.greedy_agree == self.greedy_tokens)
 
 
-def verify(model_dir: str | Path, engine_dir: str | Path, threshold: float | None = None) -> VerifyReport:
+def verify(
+    model_dir: str | Path,
+    engine_dir: str | Path,
+    threshold: float | None = None,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> VerifyReport:
     """Run fixed prompts of random tokens through both.
 
     The default threshold is that of the engine's dtype, or of float32 if the engine stores the model's own dtype.
-    Raises `ValueError` if the two do not belong together or the model cannot be loaded.
+    `progress` is told each stage. Raises `ValueError` if the two do not belong together or the model cannot be loaded.
     """
     engine_dir = Path(engine_dir)
     config = read_engine_config(engine_dir).model
+    progress("loading transformers' model")
     oracle, stored = _load_oracle(Path(model_dir))
-    if oracle.config.vocab_size != config.vocab_size:
-        raise ValueError(f"{model_dir} has {oracle.config.vocab_size} tokens, {engine_dir} has {config.vocab_size}")
+    vocab_size = oracle.config.get_text_config().vocab_size
+    if vocab_size != config.vocab_size:
+        raise ValueError(f"{model_dir} has {vocab_size} tokens, {engine_dir} has {config.vocab_size}")
     if threshold is None:
         threshold = THRESHOLDS["float32" if stored == config.dtype else config.dtype]
+    progress("loading the engine")
     runner = load_runner(engine_dir, RuntimeOptions())
     rng = np.random.default_rng(0)
-    reports = []
-    for length in PROMPT_LENGTHS:
-        room = runner.info.max_seq_len - length
-        if room >= 1:
-            prompt = rng.integers(0, config.vocab_size, length).tolist()
-            reports.append(_compare(oracle, runner, prompt, min(NEW_TOKENS, room)))
-    return VerifyReport(tuple(reports), threshold)
+    prompts = [
+        rng.integers(0, config.vocab_size, length).tolist()
+        for length in PROMPT_LENGTHS
+        if length < runner.info.max_seq_len
+    ]
+    if not prompts:
+        raise ValueError(f"{engine_dir}: max_seq_len={runner.info.max_seq_len} leaves no room for a prompt and a token")
+    reports: list[PromptReport] = []
+    for prompt in prompts:
+        progress(f"prompt of {len(prompt)} tokens, {len(reports) + 1} of {len(prompts)}")
+        reports.append(_compare(oracle, runner, prompt, min(NEW_TOKENS, runner.info.max_seq_len - len(prompt))))
+    layers: tuple[LayerReport, ...] = ()
+    if isinstance(runner, TorchRunner):
+        progress(f"{len(config.layers)} layers")
+        layers = _compare_layers(oracle, runner, config, prompts[-1])
+    return VerifyReport(config.architecture, tuple(reports), threshold, layers)
 
 
 def _load_oracle(model_dir: Path) -> tuple[Any, str]:
@@ -111,14 +176,33 @@ def _oracle_logits(oracle: Any, ids: Sequence[int]) -> NDArray[np.float32]:
 
 def _compare(oracle: Any, runner: Any, prompt: list[int], new_tokens: int) -> PromptReport:
     logits = full_logits(runner, prompt)
+    if not np.isfinite(logits).all():
+        return PromptReport(len(prompt), float("inf"), new_tokens, 0)
     params = SamplingParams(max_tokens=new_tokens, ignore_eos=True)
     (result,) = Engine(runner).generate([Request("verify", tuple(prompt), params)])
     if result.error:
         raise ValueError(f"the engine failed on a prompt of {len(prompt)} tokens: {result.error}")
     expected = _oracle_logits(oracle, [*prompt, *result.token_ids])
-    error = np.abs(logits - expected[: len(prompt)]).max() / expected[: len(prompt)].std()
     agree = agreeing_tokens(expected[len(prompt) - 1 : -1], result.token_ids)
-    return PromptReport(len(prompt), float(error), len(result.token_ids), agree)
+    return PromptReport(len(prompt), relative_error(logits, expected[: len(prompt)]), len(result.token_ids), agree)
+
+
+def _compare_layers(
+    oracle: Any, runner: TorchRunner, config: ModelConfig, prompt: list[int]
+) -> tuple[LayerReport, ...]:
+    names = [("embedding", "", "")]
+    names += [(str(i), layer.mixer_names(), layer.ffn_names()) for i, layer in enumerate(config.layers)]
+    ours, theirs = our_stream(runner, prompt), oracle_stream(oracle, prompt, len(config.layers))
+    return tuple(
+        LayerReport(*name, relative_error(values, expected))
+        for name, values, expected in zip(names, ours, theirs, strict=True)
+    )
+
+
+def relative_error(values: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    """Largest difference over the standard deviation of what was expected; infinite if not finite."""
+    error = float(np.abs(values - expected).max() / expected.std())
+    return error if np.isfinite(error) else float("inf")
 
 
 def agreeing_tokens(expected: NDArray[np.float32], token_ids: Sequence[int]) -> int:
@@ -130,3 +214,8 @@ def agreeing_tokens(expected: NDArray[np.float32], token_ids: Sequence[int]) -> 
     chosen = expected[np.arange(len(token_ids)), list(token_ids)]
     wrong = np.flatnonzero(expected.max(-1) - chosen > TIE * expected.std())
     return int(wrong[0]) if len(wrong) else len(token_ids)
+
+
+def show(error: float) -> str:
+    """An error as text."""
+    return f"{error:.2e}" if np.isfinite(error) else "not finite"

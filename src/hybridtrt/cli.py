@@ -91,6 +91,7 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--threshold", type=float, help="largest logit difference over their standard deviation; by default by dtype"
     )
+    one.add_argument("--report", type=Path, metavar="FILE.html", help="page to write, with the error by layer")
 
     one = add(commands.bench)
     one.add_argument("engine", type=Path, help="engine folder")

@@ -117,25 +117,23 @@ def generate(args: argparse.Namespace) -> int:
 
 
 def verify(args: argparse.Namespace) -> int:
-    """Compare an engine with transformers' full forward."""
-    from hybridtrt.runtime.verify import verify
+    """Compare an engine with transformers' full forward, layer by layer."""
+    from hybridtrt.progress import stage_progress
+    from hybridtrt.runtime.verify import show, verify
+    from hybridtrt.runtime.verify_html import render_html
 
-    report = verify(args.model_dir, args.engine, args.threshold)
-    totals = {
-        "passed": report.passed,
-        "logit_error": report.logit_error,
-        "threshold": report.threshold,
-        "greedy_tokens": report.greedy_tokens,
-        "greedy_agree": report.greedy_agree,
-    }
+    report = verify(args.model_dir, args.engine, args.threshold, stage_progress("verify"))
+    if args.report is not None:
+        args.report.write_text(render_html(report, f"{args.engine} against {args.model_dir}"), encoding="utf-8")
     if args.json:
-        _print_json({**totals, "prompts": [asdict(prompt) for prompt in report.prompts]})
+        _print_json(report.to_dict())
     else:
         print("prompt tokens  logit error / std  greedy tokens equal")
         for prompt in report.prompts:
             agree = f"{prompt.greedy_agree} of {prompt.greedy_tokens}"
-            print(f"{prompt.prompt_tokens:13}  {prompt.logit_error:17.2e}  {agree:>19}")
-        print(f"{'passed' if report.passed else 'FAILED'}: {report.logit_error:.2e} against {report.threshold:g}")
+            print(f"{prompt.prompt_tokens:13}  {show(prompt.logit_error):>17}  {agree:>19}")
+        print(report.departure())
+        print(f"{'passed' if report.passed else 'FAILED'}: {show(report.logit_error)} against {report.threshold:g}")
     return 0 if report.passed else 1
 
 

@@ -42,3 +42,13 @@ def count_progress(label: str, total: int, unit: str) -> Iterator[Callable[[], N
     """Yields a function to be called once a unit of work."""
     with tqdm(desc=label, total=total, unit=unit, leave=False, disable=not sys.stderr.isatty()) as bar:
         yield lambda: bar.update() and None
+
+
+def stage_progress(label: str) -> Callable[[str], None]:
+    """A function to be told each stage of a work: one line each, with the seconds since the start."""
+    started = time.monotonic()
+
+    def show(stage: str) -> None:
+        print(f"{label}: {stage} ({time.monotonic() - started:.0f} s)", file=sys.stderr, flush=True)
+
+    return show
