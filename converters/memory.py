@@ -5,7 +5,7 @@ Activations are not counted; they depend on what runs the network.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybridtrt.converters.checkpoint import weight_layouts
 from hybridtrt.converters.config import ModelConfig
@@ -19,13 +19,14 @@ class PageGroup:
     name: str
     window: int | None
     bytes_per_token: int
+    limit: int | None = None
 
     def pages(self, length: int, page_size: int, chunk: int) -> int:
         """The most pages that a sequence holds on its way to `length` tokens, with at most `chunk` tokens a step.
 
         A window keeps the tokens that a chunk can attend, `window - 1 + chunk`; they may start anywhere in a page.
         """
-        pages = -(-length // page_size)
+        pages = -(-(length if self.limit is None else min(length, self.limit)) // page_size)
         if self.window is None:
             return pages
         return min(pages, -(-(self.window - 1 + chunk) // page_size) + 1)
@@ -67,10 +68,12 @@ def cache_memory(caches: list[CacheSpec]) -> CacheMemory:
     groups: dict[str, PageGroup] = {}
     for spec in caches:
         if isinstance(spec, PageSpec):
-            group = groups.get(spec.group, PageGroup(spec.group, spec.window, 0))
-            if group.window != spec.window:
-                raise ValueError(f"{spec.name}: window={spec.window} in page group {group.name} of {group.window}")
-            groups[spec.group] = PageGroup(group.name, group.window, group.bytes_per_token + spec.bytes_per_token)
+            group = groups.get(spec.group, PageGroup(spec.group, spec.window, 0, spec.limit))
+            for key in ("window", "limit"):
+                own, common = getattr(spec, key), getattr(group, key)
+                if own != common:
+                    raise ValueError(f"{spec.name}: {key}={own} in page group {group.name} of {common}")
+            groups[spec.group] = replace(group, bytes_per_token=group.bytes_per_token + spec.bytes_per_token)
     return CacheMemory(groups, sum(spec.bytes_per_slot for spec in caches if isinstance(spec, StateSpec)))
 
 

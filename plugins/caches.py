@@ -21,6 +21,7 @@ class PageSpec:
     shape: tuple[int, ...]  # of one token
     dtype: str = "float32"
     window: int | None = None  # tokens that can still be attended; None: all of them
+    limit: int | None = None  # tokens from this position on are not kept; None: all are
 
     @property
     def bytes_per_token(self) -> int:

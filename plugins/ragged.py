@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hybridtrt.plugins.step import StepBatch
@@ -51,6 +52,7 @@ class Step:
         self.logits_indices = torch.from_numpy(batch.logits_indices).long()
         self.block_tables = {group: torch.from_numpy(table).long() for group, table in batch.block_tables.items()}
         self._chunks: dict[int, Chunks | None] = {}
+        self._below: dict[int, tuple[Tensor, Step]] = {}
 
     @cached_property
     def lengths(self) -> Tensor:
@@ -83,6 +85,24 @@ class Step:
         if size not in self._chunks:
             self._chunks[size] = self._cut(size)
         return self._chunks[size]
+
+    def below(self, limit: int) -> tuple[Tensor, Step]:
+        """The tokens at positions below `limit`, and a step of these alone, with the same rows and no logits."""
+        if limit not in self._below:
+            tokens = torch.nonzero(self.positions < limit).flatten()
+            lengths = torch.minimum(self.lengths, (limit - self.context_lens).clamp(min=0))
+            batch = StepBatch(
+                input_ids=self.input_ids[tokens].numpy(),
+                positions=self.positions[tokens].numpy(),
+                cu_seqlens=F.pad(lengths.cumsum(0), (1, 0)).numpy(),
+                context_lens=self.context_lens.numpy(),
+                state_src=self.state_src.numpy(),
+                state_dst=self.state_dst.numpy(),
+                logits_indices=tokens[:0].numpy(),
+                block_tables={group: table.numpy() for group, table in self.block_tables.items()},
+            )
+            self._below[limit] = tokens, Step(batch)
+        return self._below[limit]
 
     def _cut(self, size: int) -> Chunks | None:
         rows = torch.nonzero(self.lengths > 1).flatten()

@@ -30,13 +30,13 @@ class CacheManager:
     """
 
     def __init__(self, info: RunnerInfo) -> None:
-        groups = dict.fromkeys(spec.group for spec in info.caches if isinstance(spec, PageSpec))
+        groups = {spec.group: spec.limit for spec in info.caches if isinstance(spec, PageSpec)}
         missing = [group for group in groups if group not in info.num_pages]
         if missing:
             raise ValueError(f"num_pages={dict(info.num_pages)} lacks page groups {missing}")
         self.has_states = any(isinstance(spec, StateSpec) for spec in info.caches)
         self.page_size = info.page_size
-        self.pools = [PagePool(group, info.num_pages[group], info.page_size) for group in groups]
+        self.pools = [PagePool(group, info.num_pages[group], info.page_size, limit) for group, limit in groups.items()]
         self.slots = SlotPool(info.num_slots if self.has_states else info.max_batch_size + 1)
 
     def check_fits(self, tokens: int) -> None:

@@ -9,10 +9,10 @@ class PagePool:
     """Hands out pages `1..num_pages-1` of one group; page 0 takes the writes of padding and is never handed out.
 
     An owner first reserves all that it may ever need and then takes pages out of its reservation one by one, so taking
-    never fails and owners never wait for each other.
+    never fails and owners never wait for each other. Tokens from position `limit` on are not kept.
     """
 
-    def __init__(self, group: str, num_pages: int, page_size: int) -> None:
+    def __init__(self, group: str, num_pages: int, page_size: int, limit: int | None = None) -> None:
         if num_pages < 2:
             raise ValueError(
                 f"num_pages={num_pages} of page group {group!r}: page 0 is reserved, at least 2 are needed"
@@ -22,6 +22,7 @@ class PagePool:
         self.group = group
         self.num_pages = num_pages
         self.page_size = page_size
+        self.limit = limit
         self.free = list(range(num_pages - 1, 0, -1))
         self._held: dict[str, list[int]] = {}
         self._promised: dict[str, int] = {}  # pages that an owner may still take
@@ -43,8 +44,8 @@ class PagePool:
         return self._promised_total
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that hold `tokens` tokens."""
-        return -(-tokens // self.page_size)
+        """Pages of a sequence of `tokens` tokens."""
+        return -(-(tokens if self.limit is None else min(tokens, self.limit)) // self.page_size)
 
     def can_reserve(self, count: int) -> bool:
         """Whether `count` pages are neither held nor promised."""

@@ -9,10 +9,34 @@ from typing import get_args
 
 from hybridtrt.converters.mixers.attention import AttentionConfig
 from hybridtrt.converters.mixers.gated_delta import GatedDeltaConfig
+from hybridtrt.converters.mixers.kda import KdaConfig
+from hybridtrt.converters.mixers.length_routed import LengthRoutedConfig
+from hybridtrt.converters.mixers.lightning import LightningConfig
+from hybridtrt.converters.mixers.low_rank import LowRankConfig
 from hybridtrt.converters.mixers.mamba1 import Mamba1Config
 from hybridtrt.converters.mixers.mamba2 import Mamba2Config
 
-Mixer = AttentionConfig | GatedDeltaConfig | Mamba1Config | Mamba2Config
+Mixer = (
+    AttentionConfig
+    | GatedDeltaConfig
+    | KdaConfig
+    | LengthRoutedConfig
+    | LightningConfig
+    | LowRankConfig
+    | Mamba1Config
+    | Mamba2Config
+)
 MIXERS: dict[str, type[Mixer]] = {cls.kind: cls for cls in get_args(Mixer)}
 
-__all__ = ["MIXERS", "AttentionConfig", "GatedDeltaConfig", "Mamba1Config", "Mamba2Config", "Mixer"]
+__all__ = [
+    "MIXERS",
+    "AttentionConfig",
+    "GatedDeltaConfig",
+    "KdaConfig",
+    "LengthRoutedConfig",
+    "LightningConfig",
+    "LowRankConfig",
+    "Mamba1Config",
+    "Mamba2Config",
+    "Mixer",
+]
