@@ -26,6 +26,7 @@ def gated_delta(scope: Scope, x: str, config: GatedDeltaConfig, shared: Shared) 
         rule="gated_delta",
         scale=config.head_k_dim**-0.5,
         l2_norm=True,
+        beta_scale=config.beta_scale,
     )
-    y = scope.norm(y, "norm", gate=z)
+    y = scope.norm(y, "norm", gate=z, eps=config.norm_eps)
     return scope.linear(scope.call("flatten", "heads", y)[0], "out_proj")

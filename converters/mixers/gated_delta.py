@@ -18,6 +18,8 @@ class GatedDeltaConfig:
     head_k_dim: int
     head_v_dim: int
     conv_width: int
+    beta_scale: float = 1.0  # 2: the state's eigenvalues may be negative (arXiv 2411.12537)
+    norm_eps: float | None = None  # of the gated norm; None: the model's
 
     kind: ClassVar[str] = "gated_delta"
 

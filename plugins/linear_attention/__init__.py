@@ -43,8 +43,8 @@ SPECS = (
     OpSpec(
         name="linear_attention",
         inputs=("q", "k", "v"),  # [T, key_heads, K] twice, [T, heads, V]
-        # a `[T, heads]` or, for a decay of its own in each key channel, `[T, heads, K]`, where the rule is gated and the
-        # decay depends on the token; then b `[T, heads]` where the rule is delta.
+        # a `[T, heads]`, or `[T, heads, K]` for a decay of its own in each key channel, where the rule is gated and
+        # the decay depends on the token; then b `[T, heads]` where the rule is delta.
         optional_inputs=("gate_1", "gate_2"),
         optional_weights=("A_log", "dt_bias"),  # [heads], [heads] or [heads, K]; without dt_bias the decay is constant
         caches=("state",),  # [slots, heads, K, V]

@@ -1,8 +1,8 @@
 """The recurrence, token after token.
 
-gated: the state decays by exp(g) a token, each head or each of its key channels (Kimi Delta Attention, arXiv 2510.26692)
-by its own. g = -exp(A_log) softplus(a + dt_bias) (Mamba's gate, as in Gated DeltaNet, arXiv 2412.06464), or with a lower
-bound g = decay_bound sigmoid(exp(A_log) (a + dt_bias)), or without a token's part -exp(A_log) (Lightning Attention,
+gated: the state decays by exp(g) a token, each head or each of its key channels (Kimi Delta Attention, arXiv
+2510.26692) by its own. g = -exp(A_log) softplus(a + dt_bias) (Mamba's gate, as in Gated DeltaNet, arXiv 2412.06464), or
+with a lower bound decay_bound sigmoid(exp(A_log) (a + dt_bias)), or -exp(A_log) for every token (Lightning Attention,
 arXiv 2401.04658);
 delta: beta = beta_scale sigmoid(b), and the state is corrected by what it already predicts for k.
 """
