@@ -17,7 +17,7 @@ COPY_BYTES = 1 << 24
 
 def default_build_config(checkpoint_dir: str | Path) -> BuildConfig:
     """The defaults, with `max_seq_len` no longer than the model's positions."""
-    positions = load_checkpoint(checkpoint_dir).config.max_position_embeddings
+    positions = load_checkpoint(checkpoint_dir).config.max_length
     return BuildConfig(max_seq_len=min(BuildConfig.max_seq_len, positions))
 
 
@@ -34,7 +34,7 @@ def build(
     """
     checkpoint_dir, out_dir = Path(checkpoint_dir), Path(out_dir).absolute()
     checkpoint = load_checkpoint(checkpoint_dir)
-    positions = checkpoint.config.max_position_embeddings
+    positions = checkpoint.config.max_length
     if build_config.max_seq_len > positions:
         raise ValueError(f"max_seq_len={build_config.max_seq_len} exceeds the model's {positions} positions")
     config = EngineConfig(checkpoint.config, build_config)

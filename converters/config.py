@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hybridtrt.converters.ffns import FFNS, Ffn
-from hybridtrt.converters.mixers import MIXERS, Mixer
+from hybridtrt.converters.mixers import MIXERS, Mixer, SharedTransformerConfig
 from hybridtrt.converters.plain_data import from_plain, to_plain
 from hybridtrt.converters.weights import WeightTable, matrix, precise
 from hybridtrt.plugins.caches import CacheSpec
@@ -20,18 +20,21 @@ class RopeConfig:
     """A rotary table: cos and sin of position * inv_freq, times `attention_factor`.
 
     It turns the first `2 * len(inv_freq)` channels of each head, in halves: channel i with channel i + len(inv_freq).
-    Checkpoints of models that turn neighbouring channels are permuted at conversion.
+    Checkpoints of models that turn neighbouring channels are permuted at conversion. The table holds for sequences of
+    at most `max_positions` tokens; None: of any length.
     """
 
     inv_freq: tuple[float, ...]
     attention_factor: float = 1.0
+    max_positions: int | None = None
 
 
 @dataclass(frozen=True)
 class Block:
-    """skip_multiplier * r + residual_multiplier * post_norm(sum(branch(n))) with n = pre_norm(x), r = x or n.
+    """skip_multiplier * r + residual_multiplier * post_norm(sum(out * branch(in * n))) with n = pre_norm(x).
 
-    Branches run in parallel on the same n.
+    Branches run in parallel on the same n, each with its multipliers `in` and `out`; r is the block's input x, or n,
+    or the input of the layer.
     """
 
     branches: tuple[Mixer | Ffn, ...]
@@ -39,7 +42,14 @@ class Block:
     skip_multiplier: float = 1.0
     pre_norm: bool = True
     post_norm: bool = False
-    residual: Literal["input", "normed"] = "input"
+    residual: Literal["input", "normed", "layer"] = "input"
+    in_multipliers: tuple[float, ...] = ()  # one a branch; none: 1
+    out_multipliers: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for multipliers in (self.in_multipliers, self.out_multipliers):
+            if len(multipliers) not in (0, len(self.branches)):
+                raise ValueError(f"{len(multipliers)} multipliers of {len(self.branches)} branches")
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,7 @@ class ModelConfig:
     norm: Literal["rms", "layer"] = "rms"  # the latter with bias
     ropes: tuple[RopeConfig, ...] = ()  # attention layers name theirs by index
     tie_word_embeddings: bool = False
+    head_bias: bool = False
     embedding_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     dtype: str = "float32"  # of the stored matrices
@@ -83,6 +94,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
+        shared: dict[int, Mixer] = {}
         for i, layer in enumerate(self.layers):
             kinds = [branch.kind for branch in layer.branches()]
             if len(set(kinds)) != len(kinds):
@@ -90,9 +102,19 @@ class ModelConfig:
             if not all(block.branches for block in layer.blocks):
                 raise ValueError(f"layer {i} has a block without a branch")
             for branch in layer.branches():
+                if isinstance(branch, SharedTransformerConfig) and shared.setdefault(branch.block, branch) != branch:
+                    raise ValueError(f"layer {i}: another layer uses the shared block {branch.block} differently")
                 rope = getattr(branch, "rope", None)
                 if rope is not None and not 0 <= rope < len(self.ropes):
-                    raise ValueError(f"layer {i}: rope={rope} is not one of the model's {len(self.ropes)} rotary tables")
+                    raise ValueError(
+                        f"layer {i}: rope={rope} is not one of the model's {len(self.ropes)} rotary tables"
+                    )
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest sequence for which the positions are those of the model."""
+        limits = [rope.max_positions for rope in self.ropes if rope.max_positions is not None]
+        return min([self.max_position_embeddings, *limits])
 
     def weight_table(self) -> WeightTable:
         """Every weight of the network: canonical name to shape and storage rule, in network order."""
@@ -106,9 +128,13 @@ class ModelConfig:
                 for branch in block.branches:
                     for name, spec in branch.weights(self.hidden_size).items():
                         table[f"layers.{i}.{branch.kind}.{name}"] = spec
+                    if isinstance(branch, SharedTransformerConfig):
+                        table |= branch.shared_weights(self.hidden_size)
         table |= self._norm_weights("final_norm")
         if not self.tie_word_embeddings:
             table["lm_head.weight"] = matrix(self.vocab_size, self.hidden_size)
+        if self.head_bias:
+            table["lm_head.bias"] = precise(self.vocab_size)
         return table
 
     def _norm_weights(self, name: str) -> WeightTable:

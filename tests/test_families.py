@@ -220,8 +220,8 @@ def test_both_spellings_of_rope(changes: dict[str, Any], theta: float, rotary_di
 @pytest.mark.parametrize(
     "rope",
     [
-        {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4},
-        {"type": "linear", "factor": 2.0},
+        {"rope_type": "ntk", "factor": 4.0, "rope_theta": 1e4},
+        {"type": "linear"},
         {"rope_type": None},
         {"rope_theta": 0},
         {"rope_theta": "1e4"},
@@ -238,8 +238,8 @@ def test_rope_that_is_not_understood_is_refused(rope: object) -> None:
 
 
 def test_rope_of_a_model_without_positions_is_not_looked_at() -> None:
-    values = saved_config("granitemoehybrid") | {"rope_parameters": {"rope_type": "yarn"}}
-    with pytest.raises(ValueError, match='rope_type="yarn"'):
+    values = saved_config("granitemoehybrid") | {"rope_parameters": {"rope_type": "axial"}}
+    with pytest.raises(ValueError, match='rope_type="axial"'):
         mapped(values)
     assert mapped(values | {"position_embedding_type": "nope"}).ropes == ()
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 
 from hybridtrt.converters.config import Block, LayerConfig, ModelConfig
-from hybridtrt.converters.family import Family, default_rope
+from hybridtrt.converters.family import Family
 from hybridtrt.converters.ffns import Ffn, MlpConfig, MoeConfig, RouterConfig
 from hybridtrt.converters.hf_config import MAX_EXPERTS, HFConfig
 from hybridtrt.converters.layouts import Decoder, attention, mamba2
 from hybridtrt.converters.mixers import AttentionConfig, Mamba2Config, Mixer
+from hybridtrt.converters.rope import read_rope
 from hybridtrt.converters.sources import FirstOf, Named, Sources
 
 DECODER = Decoder()
@@ -24,6 +25,7 @@ def _config(hf: HFConfig) -> ModelConfig:
     count = hf.layer_count(32, pattern)
     hidden = hf.integer("hidden_size", 4096)
     vocab_size = hf.integer("vocab_size", 32000)
+    positions = hf.integer("max_position_embeddings", 2048)
     rotary = hf.choice("position_embedding_type", "nope", ("nope", "rope"), nullable=True) == "rope"
     full = _attention(hf, hidden, rotary)
     mixers: dict[str, Mixer] = {"full_attention": full, "linear_attention": _mamba(hf, hidden)}
@@ -33,13 +35,13 @@ def _config(hf: HFConfig) -> ModelConfig:
         architecture="granitemoehybrid",
         vocab_size=vocab_size,
         hidden_size=hidden,
-        max_position_embeddings=hf.integer("max_position_embeddings", 2048),
+        max_position_embeddings=positions,
         norm_eps=hf.number("rms_norm_eps", 1e-6, positive=True),
         layers=tuple(
             LayerConfig((Block((mixers[kind],), residual), Block((ffn,), residual)))
             for kind in pattern or ("linear_attention",) * count
         ),
-        ropes=(default_rope(hf, full.head_dim),) if rotary else (),
+        ropes=(read_rope(hf, full.head_dim, max_positions=positions),) if rotary else (),
         tie_word_embeddings=hf.flag("tie_word_embeddings", False),
         embedding_multiplier=hf.number("embedding_multiplier", 1.0),
         logits_multiplier=1.0 / hf.number("logits_scaling", 1.0, positive=True),

@@ -8,11 +8,12 @@ head.
 from __future__ import annotations
 
 from hybridtrt.converters.config import Block, LayerConfig, ModelConfig
-from hybridtrt.converters.family import Family, default_rope
+from hybridtrt.converters.family import Family
 from hybridtrt.converters.ffns import Ffn, MlpConfig, MoeConfig, RouterConfig
 from hybridtrt.converters.hf_config import MAX_EXPERTS, HFConfig
 from hybridtrt.converters.layouts import Decoder, attention, experts, gated_mlp
 from hybridtrt.converters.mixers import AttentionConfig, GatedDeltaConfig, Mixer
+from hybridtrt.converters.rope import read_rope
 from hybridtrt.converters.sources import AddOne, Concat, Deinterleave, DropAxis, Named, Sources
 
 DECODER = Decoder(norm=AddOne)
@@ -26,6 +27,7 @@ def _config(hf: HFConfig) -> ModelConfig:
         pattern = tuple("linear_attention" if (i + 1) % interval else "full_attention" for i in range(count))
     activation = hf.choice("hidden_act", "silu", ("silu",))
     vocab_size = hf.integer("vocab_size", 151936)
+    positions = hf.integer("max_position_embeddings", 32768)
     head_dim = hf.integer("head_dim", 256)
     bias = hf.flag("attention_bias", False)
     full = AttentionConfig(
@@ -35,7 +37,7 @@ def _config(hf: HFConfig) -> ModelConfig:
         scale=head_dim**-0.5,
         bias=bias,
         dense_bias=bias,
-        qk_norm=True,
+        qk_norm="head",
         output_gate=True,
         rope=0,
     )
@@ -52,12 +54,12 @@ def _config(hf: HFConfig) -> ModelConfig:
         architecture="qwen3_next",
         vocab_size=vocab_size,
         hidden_size=hf.integer("hidden_size", 2048),
-        max_position_embeddings=hf.integer("max_position_embeddings", 32768),
+        max_position_embeddings=positions,
         norm_eps=hf.number("rms_norm_eps", 1e-6, positive=True),
         layers=tuple(
             LayerConfig((Block((mixers[kind],)), Block((ffn,)))) for kind, ffn in zip(pattern, ffns, strict=True)
         ),
-        ropes=(default_rope(hf, head_dim, partial=0.25),),
+        ropes=(read_rope(hf, head_dim, max_positions=positions, partial=0.25),),
         tie_word_embeddings=hf.flag("tie_word_embeddings", False),
         bos_token_id=hf.token_id("bos_token_id", vocab_size=vocab_size),
         eos_token_ids=hf.token_ids("eos_token_id", vocab_size=vocab_size),

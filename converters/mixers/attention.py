@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from hybridtrt.converters.weights import WeightTable, matrix, precise
 from hybridtrt.plugins.caches import CacheSpec, PageSpec
@@ -11,7 +11,11 @@ from hybridtrt.plugins.caches import CacheSpec, PageSpec
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Causal softmax attention with grouped key/value heads (GQA) over a paged cache."""
+    """Causal softmax attention with grouped key/value heads (GQA) over a paged cache.
+
+    A multiplier of the keys belongs into `scale`. `qk_norm` is an RMSNorm of each q and k head, or of the whole
+    projections. `sinks` adds to each head's softmax a score that no value goes with.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -19,10 +23,13 @@ class AttentionConfig:
     scale: float
     bias: bool = False  # of the q, k and v projections
     dense_bias: bool = False
-    qk_norm: bool = False  # RMSNorm of each q and k head
+    qk_norm: Literal["none", "head", "full"] = "none"
     output_gate: bool = False  # sigmoid gate from the query projection, on the attention output
+    head_gate: bool = False  # sigmoid gate of each head from a projection of its own
     rope: int | None = None  # index into the model's rotary tables; None: no positions
-    window: int | None = None
+    window: int | None = None  # tokens that can be attended, the current one included
+    softcap: float | None = None  # scores become softcap * tanh(scores / softcap)
+    sinks: bool = False
 
     kind: ClassVar[str] = "attention"
 
@@ -41,8 +48,14 @@ class AttentionConfig:
             table["qkv.bias"] = precise(rows)
         if self.dense_bias:
             table["dense.bias"] = precise(hidden)
-        if self.qk_norm:
-            table["q_norm.weight"] = table["k_norm.weight"] = precise(self.head_dim)
+        if self.qk_norm != "none":
+            whole = self.qk_norm == "full"
+            table["q_norm.weight"] = precise(q if whole else self.head_dim)
+            table["k_norm.weight"] = precise(kv if whole else self.head_dim)
+        if self.head_gate:
+            table["head_gate.weight"] = matrix(self.num_heads, hidden)
+        if self.sinks:
+            table["sinks"] = precise(self.num_heads)
         return table
 
     def caches(self, prefix: str) -> list[CacheSpec]:

@@ -1,4 +1,8 @@
-"""Paged attention: rows of one token together over their gathered pages, longer rows by torch's fused kernel."""
+"""Paged attention: rows of one token together over their gathered pages, longer rows one after another.
+
+Scores go through torch's fused kernel, except with sinks or a softcap, which it does not know. Pages that lie wholly
+before a window are not read.
+"""
 
 from __future__ import annotations
 
@@ -9,36 +13,81 @@ from torch import Tensor
 from hybridtrt.plugins.attention.reference import store
 from hybridtrt.plugins.ragged import Step
 
+TILE = 128  # queries whose scores are held at once where they are not fused
+
 
 def attention(
-    step: Step, q: Tensor, k: Tensor, v: Tensor, *, kv: Tensor, group: str, scale: float, window: int | None = None
+    step: Step,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    sinks: Tensor | None = None,
+    kv: Tensor,
+    group: str,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
-    """Attend to the cached tokens and to this step's; a window of W sees W tokens, the current one included."""
+    """Attend to the cached tokens and to this step's."""
     store(step, k, v, kv, group)
     out = torch.empty_like(q)
+
+    def attend(queries: Tensor, rows: Tensor) -> Tensor:
+        positions = step.context_lens[rows, None] + torch.arange(queries.shape[1])  # [n, L]
+        keys, values, visible = _gather(positions, step.block_tables[group][rows], kv, window, q.dtype)
+        queries = queries.transpose(1, 2)
+        if sinks is None and softcap is None:
+            attended = F.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=visible[:, None], scale=scale, enable_gqa=True
+            )
+        else:
+            tiles = zip(queries.split(TILE, dim=2), visible.split(TILE, dim=1), strict=True)
+            attended = torch.cat([_unfused(t, keys, values, m, scale, softcap, sinks) for t, m in tiles], dim=2)
+        return attended.transpose(1, 2)
+
     if len(step.single_rows):
-        out[step.single_tokens] = _attend(
-            step, q[step.single_tokens, None], step.single_rows, kv, group, scale, window
-        )[:, 0]
+        out[step.single_tokens] = attend(q[step.single_tokens, None], step.single_rows)[:, 0]
     for row, tokens in step.slices():
         if tokens.stop - tokens.start > 1:
-            out[tokens] = _attend(step, q[None, tokens], torch.tensor([row]), kv, group, scale, window)[0]
+            out[tokens] = attend(q[None, tokens], torch.tensor([row]))[0]
     return out
 
 
-def _attend(step: Step, q: Tensor, rows: Tensor, kv: Tensor, group: str, scale: float, window: int | None) -> Tensor:
-    """`n` rows of `L` tokens each, `[n, L, heads, head_dim]`, against all their pages, padded to the longest."""
-    positions = step.context_lens[rows, None] + torch.arange(q.shape[1])  # [n, L]
-    length = int(positions.max()) + 1
-    pages = step.block_tables[group][rows, : -(-length // kv.shape[1])]
-    cached = kv[pages].flatten(1, 2)[:, :length].to(q.dtype)  # [n, length, 2, kv_heads, head_dim]
-    # Pages beyond a row's length may hold anything, NaN included: 0 * NaN would poison the sum.
-    beyond = torch.arange(length) > positions[:, -1:]
-    if beyond.any():
-        cached = cached.masked_fill(beyond[..., None, None, None], 0.0)
-    keys, values = (part.transpose(1, 2) for part in cached.unbind(2))
-    distance = positions[..., None] - torch.arange(length)
+def _gather(
+    positions: Tensor, table: Tensor, kv: Tensor, window: int | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values `[n, kv_heads, length, head_dim]` of n rows, padded to the longest, and what `[n, L, length]`
+    each query sees; `positions` `[n, L]` are the queries'.
+    """
+    page_size = kv.shape[1]
+    first = positions[:, 0] * 0 if window is None else (positions[:, 0] - window + 1).clamp(min=0) // page_size
+    last = positions[:, -1] // page_size
+    pages = first[:, None] + torch.arange(int((last - first).max()) + 1)
+    held = table.gather(1, pages.clamp(max=table.shape[1] - 1))
+    key_positions = (pages[..., None] * page_size + torch.arange(page_size)).flatten(1)  # [n, length]
+    cached = kv[held].flatten(1, 2).to(dtype)  # [n, length, 2, kv_heads, head_dim]
+    distance = positions[..., None] - key_positions[:, None]
     visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-    return F.scaled_dot_product_attention(
-        q.transpose(1, 2), keys, values, attn_mask=visible[:, None], scale=scale, enable_gqa=True
-    ).transpose(1, 2)
+    # What no query of the row sees may hold anything, NaN included: 0 * NaN would poison the sum.
+    unseen = ~visible.any(1)
+    if unseen.any():
+        cached = cached.masked_fill(unseen[..., None, None, None], 0.0)
+    keys, values = (part.transpose(1, 2) for part in cached.unbind(2))
+    return keys, values, visible
+
+
+def _unfused(
+    q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """`[n, heads, L, head_dim]` against keys and values, with a softcap, sinks, or both."""
+    grouped = q.unflatten(1, (keys.shape[1], -1))  # [n, kv_heads, heads of each, L, head_dim]
+    scores = grouped @ keys.unsqueeze(2).mT * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~visible[:, None, None], -torch.inf)
+    if sinks is not None:
+        sink = sinks.to(q.dtype).reshape(1, keys.shape[1], -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    weights = scores.softmax(-1)[..., : keys.shape[2]]
+    return (weights @ values.unsqueeze(2)).flatten(1, 2)

@@ -16,9 +16,19 @@ def store(step: Step, k: Tensor, v: Tensor, kv: Tensor, group: str) -> None:
 
 
 def attention(
-    step: Step, q: Tensor, k: Tensor, v: Tensor, *, kv: Tensor, group: str, scale: float, window: int | None = None
+    step: Step,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    sinks: Tensor | None = None,
+    kv: Tensor,
+    group: str,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
-    """Attend to the cached tokens and to this step's; a window of W sees W tokens, the current one included."""
+    """Attend to the cached tokens and to this step's."""
     store(step, k, v, kv, group)
     out = torch.empty_like(q)
     per_group = q.shape[1] // k.shape[1]
@@ -30,6 +40,11 @@ def attention(
         masked = (distance < 0) if window is None else (distance < 0) | (distance >= window)
         for head in range(q.shape[1]):
             keys, values = cached[:, :, head // per_group].unbind(1)
-            scores = (q[tokens, head] @ keys.T * scale).masked_fill(masked, -torch.inf)
-            out[tokens, head] = scores.softmax(-1) @ values
+            scores = q[tokens, head] @ keys.T * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            scores = scores.masked_fill(masked, -torch.inf)
+            if sinks is not None:
+                scores = torch.cat([scores, sinks[head].to(q.dtype).expand(len(scores), 1)], dim=1)
+            out[tokens, head] = scores.softmax(-1)[:, :length] @ values
     return out
