@@ -36,12 +36,15 @@ def build_program(config: ModelConfig) -> Program:
         ropes.append((cos, sin))
     shared = Shared(ropes=tuple(ropes), embeddings=x)
     for i, layer in enumerate(config.layers):
+        start = x
         for block in layer.blocks:
-            x = _block(scope.inner(f"layers.{i}"), x, block, shared)
+            x = _block(scope.inner(f"layers.{i}"), x, block, shared, start)
     (x,) = scope.call("gather_rows", "last_tokens", x)
     x = scope.norm(x, "final_norm")
-    head = "embedding.weight" if config.tie_word_embeddings else "lm_head.weight"
-    (logits,) = program.call("linear", "lm_head", x, weights={"weight": head})
+    head = {"weight": "embedding.weight" if config.tie_word_embeddings else "lm_head.weight"}
+    if config.head_bias:
+        head["bias"] = "lm_head.bias"
+    (logits,) = program.call("linear", "lm_head", x, weights=head)
     if config.logits_multiplier != 1.0:
         (logits,) = scope.call("scale", "logits", logits, by=config.logits_multiplier)
     program.outputs = (logits,)
@@ -51,21 +54,29 @@ def build_program(config: ModelConfig) -> Program:
     return program
 
 
-def _block(scope: Scope, x: str, block: Block, shared: Shared) -> str:
+def _block(scope: Scope, x: str, block: Block, shared: Shared, start: str) -> str:
+    """One block of a layer that began with the value `start`."""
     first = block.branches[0].kind
     normed = scope.norm(x, f"{first}.pre_norm") if block.pre_norm else x
     total = ""
-    for branch in block.branches:
+    ones = (1.0,) * len(block.branches)
+    multipliers = zip(block.in_multipliers or ones, block.out_multipliers or ones, strict=True)
+    for branch, (before, after) in zip(block.branches, multipliers, strict=True):
         inner = scope.inner(branch.kind)
+        y = _scaled(inner, normed, "in_scaled", before)
         y = (
-            MIXERS[branch.kind](inner, normed, branch, shared)
+            MIXERS[branch.kind](inner, y, branch, shared)
             if branch.kind in MIXERS
-            else FFNS[branch.kind](inner, normed, branch)
+            else FFNS[branch.kind](inner, y, branch)
         )
+        y = _scaled(inner, y, "out_scaled", after)
         total = scope.call("add", f"{branch.kind}.sum", total, y)[0] if total else y
     if block.post_norm:
         total = scope.norm(total, f"{first}.post_norm")
-    skip = x if block.residual == "input" else normed
-    if block.skip_multiplier != 1.0:
-        (skip,) = scope.call("scale", f"{first}.skip", skip, by=block.skip_multiplier)
+    residual = {"input": x, "normed": normed, "layer": start}[block.residual]
+    skip = _scaled(scope, residual, f"{first}.skip", block.skip_multiplier)
     return scope.call("add", f"{first}.residual", skip, total, scale=block.residual_multiplier)[0]
+
+
+def _scaled(scope: Scope, x: str, name: str, by: float) -> str:
+    return x if by == 1.0 else scope.call("scale", name, x, by=by)[0]

@@ -7,8 +7,20 @@ from dataclasses import dataclass
 
 from hybridtrt.converters.config import ModelConfig
 from hybridtrt.converters.ffns import Ffn, MoeConfig
-from hybridtrt.converters.mixers import AttentionConfig, Mixer
-from hybridtrt.converters.sources import AddOne, Concat, Deinterleave, DropAxis, FirstOf, Named, Source, Sources, Stack
+from hybridtrt.converters.mixers import AttentionConfig, Mamba2Config, Mixer, MlaConfig
+from hybridtrt.converters.sources import (
+    AddOne,
+    Concat,
+    Deinterleave,
+    DropAxis,
+    FirstOf,
+    Named,
+    Reshaped,
+    Source,
+    Sources,
+    SplitRotary,
+    Stack,
+)
 
 Norm = type[Named] | type[AddOne]
 BranchSources = Callable[[str, Mixer | Ffn], Sources]  # (prefix of the layer, branch) -> names relative to the branch
@@ -16,9 +28,10 @@ BranchSources = Callable[[str, Mixer | Ffn], Sources]  # (prefix of the layer, b
 
 @dataclass(frozen=True)
 class Decoder:
-    """Names of what lies outside the branches. `pre_norms` has one name for each block of a layer."""
+    """Names of what lies outside the branches. `pre_norms` and `post_norms` have one name for each block of a layer."""
 
     pre_norms: tuple[str, ...] = ("input_layernorm.weight", "post_attention_layernorm.weight")
+    post_norms: tuple[str, ...] = ("", "")
     final_norm: str = "model.norm.weight"
     embedding: str = "model.embed_tokens.weight"
     lm_head: str = "lm_head.weight"
@@ -34,8 +47,12 @@ class Decoder:
         }
         for i, layer in enumerate(config.layers):
             prefix = f"{self.layers}.{i}"
-            for block, pre_norm in zip(layer.blocks, self.pre_norms, strict=True):
-                sources[f"layers.{i}.{block.branches[0].kind}.pre_norm.weight"] = self.norm(f"{prefix}.{pre_norm}")
+            for block, pre_norm, post_norm in zip(layer.blocks, self.pre_norms, self.post_norms, strict=True):
+                first = f"layers.{i}.{block.branches[0].kind}"
+                if block.pre_norm:
+                    sources[f"{first}.pre_norm.weight"] = self.norm(f"{prefix}.{pre_norm}")
+                if block.post_norm:
+                    sources[f"{first}.post_norm.weight"] = self.norm(f"{prefix}.{post_norm}")
                 for branch in block.branches:
                     found = branch_sources(prefix, branch)
                     for name in branch.weights(config.hidden_size):
@@ -57,6 +74,31 @@ def attention(prefix: str, config: AttentionConfig, norm: Norm = Named) -> Sourc
             query = Deinterleave(f"{prefix}.q_proj.{part}", config.num_heads, (config.head_dim, config.head_dim))
         parts = (query, Named(f"{prefix}.k_proj.{part}"), Named(f"{prefix}.v_proj.{part}"))
         sources[f"qkv.{part}"] = Concat(parts, rows=(q, kv, kv))
+        sources[f"dense.{part}"] = Named(f"{prefix}.o_proj.{part}")
+    return sources
+
+
+def mla(prefix: str, config: MlaConfig, interleaved: bool = True) -> Sources:
+    """The names of DeepSeek; `interleaved` rotary channels are those that turn in neighbouring pairs."""
+    heads, nope_dim, rope_dim = config.num_heads, config.nope_dim, config.rope_dim
+
+    def query(name: str) -> Source:
+        if interleaved:
+            return SplitRotary(name, heads, rope_dim)
+        return Deinterleave(name, heads, (nope_dim, rope_dim))
+
+    sources: Sources = {
+        "q.weight": query(f"{prefix}.q_proj.weight"),
+        "q_norm.weight": Named(f"{prefix}.q_a_layernorm.weight"),
+        "q_up.weight": query(f"{prefix}.q_b_proj.weight"),
+        "kv_norm.weight": Named(f"{prefix}.kv_a_layernorm.weight"),
+        "kv_up.weight": Named(f"{prefix}.kv_b_proj.weight"),
+        "head_gate.weight": Named(f"{prefix}.g_proj.weight"),
+    }
+    for part in ("weight", "bias"):
+        name = f"{prefix}.kv_a_proj_with_mqa.{part}"
+        sources[f"q_down.{part}"] = Named(f"{prefix}.q_a_proj.{part}")
+        sources[f"kv_down.{part}"] = SplitRotary(name, 1, rope_dim) if interleaved else Named(name)
         sources[f"dense.{part}"] = Named(f"{prefix}.o_proj.{part}")
     return sources
 
@@ -112,9 +154,10 @@ def mamba1(prefix: str) -> Sources:
     }
 
 
-def mamba2(prefix: str) -> Sources:
+def mamba2(prefix: str, config: Mamba2Config) -> Sources:
     """The names of the reference implementation of Mamba-2."""
-    return _named(prefix, "in_proj.weight", "in_proj.bias", "A_log", "D", "dt_bias", "norm.weight") | {
+    return _named(prefix, "in_proj.weight", "in_proj.bias", "A_log", "D", "dt_bias") | {
+        "norm.weight": Reshaped(f"{prefix}.norm.weight", (config.inner,)),
         **_named(prefix, "out_proj.weight", "out_proj.bias"),
         "conv.weight": DropAxis(f"{prefix}.conv1d.weight"),
         "conv.bias": Named(f"{prefix}.conv1d.bias"),

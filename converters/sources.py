@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch.nn import functional
 
 Shape = tuple[int, ...]
 Read = Callable[[str], torch.Tensor]
@@ -89,6 +90,29 @@ class Deinterleave:
 
 
 @dataclass(frozen=True)
+class SplitRotary:
+    """Rows head after head, of which the last `rotary` of each turn in neighbouring pairs.
+
+    The other rows of all heads, then the rotary rows of all heads, each head's in halves: first of each pair, then
+    second of each pair.
+    """
+
+    name: str
+    heads: int
+    rotary: int
+
+    def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
+        yield self.name, shape
+
+    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
+        tensor = read(self.name)
+        grouped = tensor.reshape(self.heads, -1, *tensor.shape[1:])
+        plain = grouped.shape[1] - self.rotary
+        yield grouped[:, :plain]
+        yield grouped[:, plain:].unflatten(1, (-1, 2)).transpose(1, 2)
+
+
+@dataclass(frozen=True)
 class AddOne:
     """1 + w in float32: the weight of a zero-centred norm."""
 
@@ -115,17 +139,120 @@ class DropAxis:
 
 
 @dataclass(frozen=True)
+class Reshaped:
+    """The same numbers in the same order, stored in another shape."""
+
+    name: str
+    stored: Shape
+
+    def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
+        yield self.name, self.stored
+
+    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
+        yield read(self.name)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A source times constants, in float32: one for each of the row ranges of length `rows`."""
+
+    part: Source
+    rows: tuple[int, ...]
+    by: tuple[float, ...]
+
+    def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
+        yield from self.part.tensors(shape)
+
+    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
+        flat = torch.cat([piece.reshape(-1) for piece in self.part.pieces(read)]).to(torch.float32)
+        ranges = flat.reshape(sum(self.rows), -1).split(list(self.rows))
+        for part, by in zip(ranges, self.by, strict=True):
+            yield part * by
+
+
+@dataclass(frozen=True)
+class BlockDiagonal:
+    """Matrices stored one by one, `[blocks, rows, columns]`, as one whose other entries are zero.
+
+    The rows of each are cut into `sizes`: all first cuts, then all second cuts, …
+    """
+
+    name: str
+    blocks: int
+    sizes: tuple[int, ...]
+
+    def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
+        yield self.name, (self.blocks, sum(self.sizes), shape[1] // self.blocks)
+
+    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
+        stored = read(self.name)
+        columns = stored.shape[2]
+        for cut in stored.split(list(self.sizes), dim=1):
+            for block, rows in enumerate(cut):
+                yield functional.pad(rows, (block * columns, (self.blocks - 1 - block) * columns))
+
+
+@dataclass(frozen=True)
+class PadColumns:
+    """Zero columns before and after a matrix."""
+
+    name: str
+    before: int
+    after: int
+
+    def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
+        yield self.name, (shape[0], shape[1] - self.before - self.after)
+
+    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
+        yield functional.pad(read(self.name), (self.before, self.after))
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Numbers that follow from the description of the model alone, in float32."""
+
+    values: tuple[float, ...]
+
+    def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
+        yield from ()
+
+    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
+        yield torch.tensor(self.values, dtype=torch.float32)
+
+
+@dataclass(frozen=True)
 class FirstOf:
     """The spellings of one weight, the preferred one first."""
 
     alternatives: tuple[Source, ...]
 
-    def choose(self, shape: Shape, names: Container[str]) -> Source:
-        """The first alternative of which the checkpoint has a tensor; the first one if it has none of any."""
-        for alternative in self.alternatives:
-            if any(name in names for name, _ in alternative.tensors(shape)):
-                return alternative
-        return self.alternatives[0]
+    def choose(self, shape: Shape, names: Container[str], shape_of: Callable[[str], Shape] | None = None) -> Source:
+        """The first alternative that the checkpoint has whole, and in its shapes if `shape_of` tells those.
+
+        If there is none, the first one of which it has a tensor; the first one if it has none of any.
+        """
+        found = [
+            (alternative, [(name in names, name, size) for name, size in alternative.tensors(shape)])
+            for alternative in self.alternatives
+        ]
+        whole = [
+            alternative
+            for alternative, tensors in found
+            if all(there and (shape_of is None or shape_of(name) == size) for there, name, size in tensors)
+        ]
+        partial = [alternative for alternative, tensors in found if any(there for there, _, _ in tensors)]
+        return (whole or partial or list(self.alternatives))[0]
 
 
 Sources = dict[str, Source | FirstOf]
+
+
+def either(*spellings: Sources) -> Sources:
+    """For each weight the first of its sources, by the same names in each, that the checkpoint has."""
+    merged: Sources = {}
+    for weight in spellings[0]:
+        rules = (spelling[weight] for spelling in spellings)
+        sources = [each for rule in rules for each in (rule.alternatives if isinstance(rule, FirstOf) else (rule,))]
+        alternatives = tuple(dict.fromkeys(sources))
+        merged[weight] = alternatives[0] if len(alternatives) == 1 else FirstOf(alternatives)
+    return merged

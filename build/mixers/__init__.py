@@ -13,10 +13,23 @@ from hybridtrt.build.mixers.lightning import lightning
 from hybridtrt.build.mixers.low_rank import low_rank
 from hybridtrt.build.mixers.mamba1 import mamba1
 from hybridtrt.build.mixers.mamba2 import mamba2
+from hybridtrt.build.mixers.mla import mla
+from hybridtrt.build.mixers.shared_transformer import shared_transformer
 from hybridtrt.build.scope import Scope
 from hybridtrt.build.shared import Shared
 
 MIXERS: dict[str, Callable[[Scope, str, Any, Shared], str]] = {
     function.__name__: function
-    for function in (attention, gated_delta, kda, length_routed, lightning, low_rank, mamba1, mamba2)
+    for function in (
+        attention,
+        gated_delta,
+        kda,
+        length_routed,
+        lightning,
+        low_rank,
+        mamba1,
+        mamba2,
+        mla,
+        shared_transformer,
+    )
 }

@@ -113,7 +113,7 @@ def _branch(prefix: str, branch: Mixer | Ffn) -> Sources:
         case AttentionConfig():
             return attention(f"{prefix}.self_attn", branch)
         case Mamba2Config():
-            return mamba2(f"{prefix}.mamba")
+            return mamba2(f"{prefix}.mamba", branch)
         case MoeConfig():
             moe = f"{prefix}.block_sparse_moe"
             return _shared_mlp(prefix, "shared.") | {

@@ -15,6 +15,8 @@ from hybridtrt.converters.mixers.lightning import LightningConfig
 from hybridtrt.converters.mixers.low_rank import LowRankConfig
 from hybridtrt.converters.mixers.mamba1 import Mamba1Config
 from hybridtrt.converters.mixers.mamba2 import Mamba2Config
+from hybridtrt.converters.mixers.mla import MlaConfig
+from hybridtrt.converters.mixers.shared_transformer import SharedTransformerConfig
 
 Mixer = (
     AttentionConfig
@@ -25,6 +27,8 @@ Mixer = (
     | LowRankConfig
     | Mamba1Config
     | Mamba2Config
+    | MlaConfig
+    | SharedTransformerConfig
 )
 MIXERS: dict[str, type[Mixer]] = {cls.kind: cls for cls in get_args(Mixer)}
 
@@ -39,4 +43,6 @@ __all__ = [
     "Mamba1Config",
     "Mamba2Config",
     "Mixer",
+    "MlaConfig",
+    "SharedTransformerConfig",
 ]
