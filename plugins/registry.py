@@ -19,6 +19,7 @@ ROOMS = (
     "linear",
     "linear_attention",
     "low_rank",
+    "mla",
     "pointwise",
     "rms_norm",
     "rotary",

@@ -115,6 +115,16 @@ def low_rank_case(kv_heads: int) -> Case:
     )
 
 
+def mla_case(rope_dim: int, v_dim: int = 5) -> Case:
+    return (
+        "mla",
+        {"q_nope": (3, 6), "q_rope": (3, rope_dim), "latent": (8,), "k_rope": (1, rope_dim)},
+        {"up": (3 * (6 + v_dim), 8)},
+        {"kv": (8 + rope_dim,)},
+        {"group": "g", "scale": 0.3},
+    )
+
+
 STATEFUL: dict[str, Case] = {
     "causal_conv": ("causal_conv", {"x": (5,)}, {"weight": (5, WIDTH), "bias": (5,)}, {"state": (5, WIDTH - 1)},
                     {"activation": "silu"}),
@@ -137,6 +147,8 @@ STATEFUL: dict[str, Case] = {
     "low_rank_grouped": low_rank_case(2),
     "attention": attention_case(2, None),
     "attention_mqa": attention_case(1, None),
+    "mla": mla_case(rope_dim=4),
+    "mla_wide": mla_case(rope_dim=6, v_dim=7),
     "attention_window": attention_case(4, 5),
     "attention_sinks": attention_case(2, None, sinks=True),
     "attention_softcap": attention_case(1, 9, softcap=0.7),

@@ -21,7 +21,7 @@ def moe(scope: Scope, x: str, config: MoeConfig) -> str:
         y,
         weights,
         chosen,
-        weights={role: scope.path(f"experts.{name}") for role, name in operands.items()},
+        weights={role: scope.weight(f"experts.{name}") for role, name in operands.items()},
         activation=config.activation,
         gated=config.gated,
         clamp=config.clamp,
@@ -40,7 +40,7 @@ def moe(scope: Scope, x: str, config: MoeConfig) -> str:
 def _route(scope: Scope, x: str, config: MoeConfig) -> tuple[str, ...]:
     """Weights and numbers of the chosen experts, `[T, k]` each."""
     router = config.router
-    bias = {"selection_bias": scope.path("router.selection_bias")} if router.selection_bias else {}
+    bias = {"selection_bias": scope.weight("router.selection_bias")} if router.selection_bias else {}
     return scope.program.call(
         "router",
         scope.path("routing"),
