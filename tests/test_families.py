@@ -358,17 +358,3 @@ def test_transforms() -> None:
     either = FirstOf((Named("x"), Named("b")))
     assert either.choose((1, 2), tensors) == Named("b")
     assert either.choose((1, 2), {}) == Named("x")
-
-
-def test_a_family_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "made_up.py").write_text(
-        "from dataclasses import replace\n"
-        "from hybridtrt.converters.families.jamba import FAMILY as JAMBA\n"
-        "FAMILY = replace(JAMBA, model_types=('made_up',))\n"
-    )
-    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
-    families.families.cache_clear()
-    try:
-        assert mapped(saved_config("jamba") | {"model_type": "made_up"}) == mapped(saved_config("jamba"))
-    finally:
-        families.families.cache_clear()
