@@ -14,7 +14,6 @@ from checkpoints import FAMILIES, TINY, random_model, tiny_checkpoint, tiny_mode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridtrt.converters import families
 from hybridtrt.converters.checkpoint_reader import CheckpointReader
 from hybridtrt.converters.config import ModelConfig
 from hybridtrt.converters.families import family
