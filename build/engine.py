@@ -62,7 +62,6 @@ class EngineConfig:
         return plan_memory(
             self.model,
             max_batch_size=self.build.max_batch_size,
-            max_num_tokens=self.build.max_num_tokens,
             max_seq_len=self.build.max_seq_len,
             tokens_per_block=self.build.tokens_per_block,
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from hybridtrt.converters.checkpoint import weight_layouts
 from hybridtrt.converters.config import ModelConfig
-from hybridtrt.plugins.caches import CacheSpec, PageSpec, StateSpec
+from hybridtrt.plugins.caches import CacheSpec, PageSpec, StateSpec, pages_held
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,9 @@ class PageGroup:
     bytes_per_token: int
     limit: int | None = None
 
-    def pages(self, length: int, page_size: int, chunk: int) -> int:
-        """The most pages that a sequence holds on its way to `length` tokens, with at most `chunk` tokens a step.
-
-        A window keeps the tokens that a chunk can attend, `window - 1 + chunk`; they may start anywhere in a page.
-        """
-        pages = -(-(length if self.limit is None else min(length, self.limit)) // page_size)
-        if self.window is None:
-            return pages
-        return min(pages, -(-(self.window - 1 + chunk) // page_size) + 1)
+    def pages(self, length: int, page_size: int) -> int:
+        """Pages of a sequence of `length` tokens."""
+        return pages_held(length, page_size, self.limit)
 
 
 @dataclass(frozen=True)
@@ -86,15 +80,13 @@ def plan_memory(
     config: ModelConfig,
     *,
     max_batch_size: int,
-    max_num_tokens: int,
     max_seq_len: int,
     tokens_per_block: int,
 ) -> MemoryPlan:
     """Pools in which `max_batch_size` sequences of `max_seq_len` tokens always fit, and their bytes."""
     caches = cache_memory(config.caches())
     num_pages = {
-        name: 1 + max_batch_size * group.pages(max_seq_len, tokens_per_block, max_num_tokens)
-        for name, group in caches.groups.items()
+        name: 1 + max_batch_size * group.pages(max_seq_len, tokens_per_block) for name, group in caches.groups.items()
     }
     num_slots = 1 + max_batch_size
     return MemoryPlan(

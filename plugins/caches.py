@@ -42,3 +42,12 @@ class StateSpec:
 
 
 CacheSpec = PageSpec | StateSpec
+
+
+def pages_held(tokens: int, page_size: int, limit: int | None) -> int:
+    """Pages of one group that a sequence of `tokens` tokens holds.
+
+    What sizes the pools and what admits requests both ask here, so that a sequence that fits the limits of an engine
+    can always start. Pages before a window are held to the end of the sequence.
+    """
+    return -(-(tokens if limit is None else min(tokens, limit)) // page_size)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from hybridtrt.plugins.caches import pages_held
+
 
 class PagePool:
     """Hands out pages `1..num_pages-1` of one group; page 0 takes the writes of padding and is never handed out.
@@ -45,7 +47,7 @@ class PagePool:
 
     def pages_for(self, tokens: int) -> int:
         """Pages of a sequence of `tokens` tokens."""
-        return -(-(tokens if self.limit is None else min(tokens, self.limit)) // self.page_size)
+        return pages_held(tokens, self.page_size, self.limit)
 
     def can_reserve(self, count: int) -> bool:
         """Whether `count` pages are neither held nor promised."""

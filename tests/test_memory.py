@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from checkpoints import FAMILIES, tiny_checkpoint, tiny_model
 from hypothesis import given, settings
@@ -17,10 +18,14 @@ from hybridtrt.converters.describe import describe, render
 from hybridtrt.converters.families import family
 from hybridtrt.converters.ffns import MlpConfig
 from hybridtrt.converters.hf_config import HFConfig
-from hybridtrt.converters.memory import PageGroup, cache_memory, plan_memory, weight_bytes
+from hybridtrt.converters.memory import cache_memory, plan_memory, weight_bytes
 from hybridtrt.converters.mixers import AttentionConfig, GatedDeltaConfig, Mamba1Config, Mamba2Config
 from hybridtrt.converters.model_reader import read_model_config
-from hybridtrt.plugins.caches import PageSpec, StateSpec
+from hybridtrt.plugins.caches import CacheSpec, PageSpec, StateSpec
+from hybridtrt.runtime.cache_manager import CacheManager
+from hybridtrt.runtime.request import Request, SamplingParams
+from hybridtrt.runtime.runner import RunnerInfo
+from hybridtrt.runtime.sequence import Sequence
 
 GRANITE_SMALL = {  # ibm-granite/granite-4.0-h-small
     "hidden_size": 4096,
@@ -86,9 +91,9 @@ def test_published_models(config: ModelConfig, parameters: int, kv: int, state: 
 
 def test_plan_of_a_free_mix_by_hand() -> None:
     config = free_mix()
-    plan = plan_memory(config, max_batch_size=3, max_num_tokens=50, max_seq_len=1000, tokens_per_block=32)
+    plan = plan_memory(config, max_batch_size=3, max_seq_len=1000, tokens_per_block=32)
     full_pages = 1 + 3 * 32  # 1000 tokens in pages of 32
-    window_pages = 1 + 3 * (5 + 1)  # 99 + 50 tokens in pages of 32, and one page more
+    window_pages = full_pages  # pages before the window are held
     assert plan.num_pages == {"full_attention": full_pages, "window_100": window_pages}
     full_page = 32 * 2 * 2 * 16 * 4
     window_page = 32 * 2 * (2 * 1 * 8 * 4)  # two layers
@@ -104,7 +109,7 @@ def test_plan_of_a_free_mix_by_hand() -> None:
 @pytest.mark.parametrize("family_name", FAMILIES)
 def test_plan_is_what_the_pools_take(family_name: str) -> None:
     config = read_model_config(tiny_checkpoint(family_name))
-    plan = plan_memory(config, max_batch_size=4, max_num_tokens=64, max_seq_len=300, tokens_per_block=16)
+    plan = plan_memory(config, max_batch_size=4, max_seq_len=300, tokens_per_block=16)
     pages = [spec for spec in config.caches() if isinstance(spec, PageSpec)]
     states = [spec for spec in config.caches() if isinstance(spec, StateSpec)]
     assert plan.page_bytes == sum(plan.num_pages[spec.group] * 16 * math.prod(spec.shape) * 4 for spec in pages)
@@ -113,23 +118,33 @@ def test_plan_is_what_the_pools_take(family_name: str) -> None:
 
 
 @given(
-    window=st.integers(1, 70),
-    chunks=st.lists(st.integers(1, 40), min_size=1, max_size=40),
-    page_size=st.sampled_from([1, 2, 16, 32]),
+    tokens=st.integers(1, 300),
+    page_size=st.integers(1, 40),
+    limit=st.none() | st.integers(1, 300),
+    batch=st.integers(1, 4),
 )
-@settings(max_examples=300, deadline=None)
-def test_window_pages_hold_every_cut_of_a_sequence(window: int, chunks: list[int], page_size: int) -> None:
-    group = PageGroup("window", window, 1)
-    full = PageGroup("full", None, 1)
-    length = 0
-    most = 0
-    for chunk in chunks:
-        oldest = max(0, length - (window - 1))
-        length += chunk
-        most = max(most, (length - 1) // page_size - oldest // page_size + 1)
-    planned = group.pages(length, page_size, max(chunks))
-    assert most <= planned <= full.pages(length, page_size, max(chunks))
-    assert planned <= (window - 1 + max(chunks)) / page_size + 2
+@settings(max_examples=100, deadline=None)
+def test_what_fits_the_limits_can_always_start(tokens: int, page_size: int, limit: int | None, batch: int) -> None:
+    """The pools of a plan admit a full batch of the longest sequences, behind a window or up to a limit as well."""
+    caches: tuple[CacheSpec, ...] = (
+        PageSpec("a", "full", (2,)),
+        PageSpec("b", "window", (2,), window=7),
+        PageSpec("c", "limited", (2,), limit=limit),
+    )
+    num_pages = {
+        name: 1 + batch * group.pages(tokens, page_size) for name, group in cache_memory([*caches]).groups.items()
+    }
+    info = RunnerInfo(
+        vocab_size=9, max_batch_size=batch, max_num_tokens=64, max_seq_len=tokens, page_size=page_size,
+        num_pages=num_pages, num_slots=batch + 1, caches=caches,
+    )  # fmt: skip
+    manager = CacheManager(info)
+    manager.check_fits(tokens)
+    for i in range(batch):
+        sequence = Sequence(Request(str(i), (1,) * tokens, SamplingParams(1)), np.ones(tokens, np.int32))
+        assert manager.can_admit(sequence)
+        manager.admit(sequence)
+        manager.prepare(sequence, tokens)
 
 
 def test_layers_of_one_group_must_keep_the_same_tokens() -> None:
