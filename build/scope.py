@@ -50,9 +50,7 @@ class Scope:
         adapted = own.linear(own.linear(x, f"{name}.adapter_down"), f"{name}.adapter_up")
         return self.call("add", f"{name}.adapted", y, adapted)[0]
 
-    def norm(
-        self, x: str, name: str, gate: str | None = None, eps: float | None = None, **gating: bool | str
-    ) -> str:
+    def norm(self, x: str, name: str, gate: str | None = None, eps: float | None = None, **gating: Any) -> str:
         """RMSNorm `{name}.weight` over the last dimension, with a bias a LayerNorm; `gating` says how a gate acts."""
         operands = (x,) if gate is None else (x, gate)
         weights = {"weight": self.weight(f"{name}.weight")}
@@ -62,14 +60,14 @@ class Scope:
             return self.program.call("layer_norm", self.path(name), *operands, weights=weights, eps=eps)[0]
         return self.program.call("rms_norm", self.path(name), *operands, weights=weights, eps=eps, **gating)[0]
 
-    def conv(self, x: str) -> str:
-        """Causal convolution `conv.*` with SiLU over the state pool `conv_state`."""
+    def conv(self, x: str, activation: str | None = "silu") -> str:
+        """Causal convolution `conv.*` over the state pool `conv_state`."""
         weights = {"weight": self.weight("conv.weight")}
         if self.weight("conv.bias") in self.program.weights:
             weights["bias"] = self.weight("conv.bias")
         caches = {"state": self.path("conv_state")}
         return self.program.call(
-            "causal_conv", self.path("conv"), x, weights=weights, caches=caches, activation="silu"
+            "causal_conv", self.path("conv"), x, weights=weights, caches=caches, activation=activation
         )[0]
 
     def split(self, x: str, name: str, *shapes: tuple[int, ...]) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ ROOMS = (
     "low_rank",
     "mla",
     "pointwise",
+    "rg_lru",
     "rms_norm",
     "rotary",
     "router",

@@ -131,6 +131,8 @@ STATEFUL: dict[str, Case] = {
     "causal_conv_plain": ("causal_conv", {"x": (5,)}, {"weight": (5, 2)}, {"state": (5, 1)}, {}),
     "selective_scan": selective_scan_case(1),
     "selective_scan_groups": selective_scan_case(2),
+    "rg_lru": ("rg_lru", {"x": (6,)}, {"input_gate": (2, 3, 3), "input_bias": (6,), "recurrence_gate": (2, 3, 3),
+                                       "recurrence_bias": (6,), "decay": (6,)}, {"state": (6,)}, {}),
     "ssd": ssd_case(1),
     "ssd_groups_limits": ssd_case(2, 0.1, 0.9),
     **{f"linear_attention_{rule}": linear_attention_case(rule) for rule in GATES},

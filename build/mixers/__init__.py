@@ -14,7 +14,9 @@ from hybridtrt.build.mixers.low_rank import low_rank
 from hybridtrt.build.mixers.mamba1 import mamba1
 from hybridtrt.build.mixers.mamba2 import mamba2
 from hybridtrt.build.mixers.mla import mla
+from hybridtrt.build.mixers.rg_lru import rg_lru
 from hybridtrt.build.mixers.shared_transformer import shared_transformer
+from hybridtrt.build.mixers.short_conv import short_conv
 from hybridtrt.build.scope import Scope
 from hybridtrt.build.shared import Shared
 
@@ -30,6 +32,8 @@ MIXERS: dict[str, Callable[[Scope, str, Any, Shared], str]] = {
         mamba1,
         mamba2,
         mla,
+        rg_lru,
         shared_transformer,
+        short_conv,
     )
 }

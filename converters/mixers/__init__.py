@@ -16,7 +16,9 @@ from hybridtrt.converters.mixers.low_rank import LowRankConfig
 from hybridtrt.converters.mixers.mamba1 import Mamba1Config
 from hybridtrt.converters.mixers.mamba2 import Mamba2Config
 from hybridtrt.converters.mixers.mla import MlaConfig
+from hybridtrt.converters.mixers.rg_lru import RgLruConfig
 from hybridtrt.converters.mixers.shared_transformer import SharedTransformerConfig
+from hybridtrt.converters.mixers.short_conv import ShortConvConfig
 
 Mixer = (
     AttentionConfig
@@ -28,7 +30,9 @@ Mixer = (
     | Mamba1Config
     | Mamba2Config
     | MlaConfig
+    | RgLruConfig
     | SharedTransformerConfig
+    | ShortConvConfig
 )
 MIXERS: dict[str, type[Mixer]] = {cls.kind: cls for cls in get_args(Mixer)}
 
@@ -44,5 +48,7 @@ __all__ = [
     "Mamba2Config",
     "Mixer",
     "MlaConfig",
+    "RgLruConfig",
     "SharedTransformerConfig",
+    "ShortConvConfig",
 ]

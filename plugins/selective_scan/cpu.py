@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hybridtrt.plugins.ragged import Step
+from hybridtrt.plugins.scan import inclusive_scan
 
 CHUNK = 32
 
@@ -43,7 +44,7 @@ def selective_scan(
             decay = (steps[numbers].unsqueeze(-1) * A).exp()  # [n, C, channels, N]
             value = _outer(inputs[numbers].unflatten(-1, grouped), b[numbers])
             value[:, 0] += decay[:, 0] * h[rows]
-            _inclusive_scan(decay, value)
+            inclusive_scan(decay, value)
             out[numbers] = _contract(value.unflatten(-2, grouped), c[numbers])
             h[rows] = value[:, -1]
         chunks.scatter(out, y)
@@ -59,16 +60,3 @@ def _outer(x: Tensor, b: Tensor) -> Tensor:
 def _contract(h: Tensor, c: Tensor) -> Tensor:
     """h `[..., groups, channels, N]` with c `[..., groups, N]` of its group: `[..., groups * channels]`."""
     return (h @ c.unsqueeze(-1)).squeeze(-1).flatten(-2)
-
-
-def _inclusive_scan(decay: Tensor, value: Tensor) -> None:
-    """value[t] = decay[t] value[t - 1] + value[t] along dimension 1, in place, in log2(length) passes.
-
-    Both arguments are overwritten. All decays are at most 1, so products of them cannot overflow.
-    """
-    length = value.shape[1]
-    offset = 1
-    while offset < length:
-        value[:, offset:] += decay[:, offset:] * value[:, :-offset]
-        decay[:, offset:] = decay[:, offset:] * decay[:, :-offset]
-        offset *= 2
