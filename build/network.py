@@ -47,6 +47,10 @@ def build_program(config: ModelConfig) -> Program:
     (logits,) = program.call("linear", "lm_head", x, weights=head)
     if config.logits_multiplier != 1.0:
         (logits,) = scope.call("scale", "logits", logits, by=config.logits_multiplier)
+    if config.logits_softcap is not None:
+        (logits,) = scope.call("scale", "capped_in", logits, by=1.0 / config.logits_softcap)
+        (logits,) = scope.call("activation", "capped", logits, kind="tanh")
+        (logits,) = scope.call("scale", "capped_out", logits, by=config.logits_softcap)
     program.outputs = (logits,)
     unread = program.weights.keys() - {weight for node in program.nodes for weight in node.weights.values()}
     if unread:

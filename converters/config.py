@@ -86,6 +86,7 @@ class ModelConfig:
     head_bias: bool = False
     embedding_multiplier: float = 1.0
     logits_multiplier: float = 1.0
+    logits_softcap: float | None = None  # logits become softcap * tanh(logits / softcap), last
     dtype: str = "float32"  # of the stored matrices
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()

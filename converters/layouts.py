@@ -20,6 +20,7 @@ from hybridtrt.converters.sources import (
     Sources,
     SplitRotary,
     Stack,
+    either,
 )
 
 Norm = type[Named] | type[AddOne]
@@ -40,33 +41,48 @@ class Decoder:
 
     def sources(self, config: ModelConfig, branch_sources: BranchSources) -> Sources:
         """The source of every weight of `config.weight_table()`, and of `lm_head.weight` also if it is tied."""
-        sources: Sources = {
-            "embedding.weight": Named(self.embedding),
-            "final_norm.weight": self.norm(self.final_norm),
-            "lm_head.weight": Named(self.lm_head),
-        }
+        sources: Sources = {"embedding.weight": Named(self.embedding), "lm_head.weight": Named(self.lm_head)}
+        if config.head_bias:
+            sources["lm_head.bias"] = Named(_bias(self.lm_head))
+        norms = {"final_norm": self.final_norm}
         for i, layer in enumerate(config.layers):
             prefix = f"{self.layers}.{i}"
             for block, pre_norm, post_norm in zip(layer.blocks, self.pre_norms, self.post_norms, strict=True):
                 first = f"layers.{i}.{block.branches[0].kind}"
                 if block.pre_norm:
-                    sources[f"{first}.pre_norm.weight"] = self.norm(f"{prefix}.{pre_norm}")
+                    norms[f"{first}.pre_norm"] = f"{prefix}.{pre_norm}"
                 if block.post_norm:
-                    sources[f"{first}.post_norm.weight"] = self.norm(f"{prefix}.{post_norm}")
+                    norms[f"{first}.post_norm"] = f"{prefix}.{post_norm}"
                 for branch in block.branches:
                     found = branch_sources(prefix, branch)
                     for name in branch.weights(config.hidden_size):
                         sources[f"layers.{i}.{branch.kind}.{name}"] = found[name]
+        for name, tensor in norms.items():
+            sources[f"{name}.weight"] = self.norm(tensor)
+            if config.norm == "layer":
+                sources[f"{name}.bias"] = Named(_bias(tensor))
         return sources
 
 
-def attention(prefix: str, config: AttentionConfig, norm: Norm = Named) -> Sources:
+def _bias(weight: str) -> str:
+    return weight.removesuffix("weight") + "bias"
+
+
+def attention(
+    prefix: str,
+    config: AttentionConfig,
+    norm: Norm = Named,
+    out: str = "o_proj",
+    qk_norms: tuple[str, str] = ("q_norm", "k_norm"),
+) -> Sources:
     """`q_proj`, `k_proj`, `v_proj`, `o_proj`; with an output gate `q_proj` holds q and gate head by head."""
     kv = config.num_kv_heads * config.head_dim
     q = config.num_heads * config.head_dim * (2 if config.output_gate else 1)
     sources: Sources = {
-        "q_norm.weight": norm(f"{prefix}.q_norm.weight"),
-        "k_norm.weight": norm(f"{prefix}.k_norm.weight"),
+        "q_norm.weight": norm(f"{prefix}.{qk_norms[0]}.weight"),
+        "k_norm.weight": norm(f"{prefix}.{qk_norms[1]}.weight"),
+        "head_gate.weight": Named(f"{prefix}.g_proj.weight"),
+        "sinks": Named(f"{prefix}.sinks"),
     }
     for part in ("weight", "bias"):
         query: Source = Named(f"{prefix}.q_proj.{part}")
@@ -74,7 +90,7 @@ def attention(prefix: str, config: AttentionConfig, norm: Norm = Named) -> Sourc
             query = Deinterleave(f"{prefix}.q_proj.{part}", config.num_heads, (config.head_dim, config.head_dim))
         parts = (query, Named(f"{prefix}.k_proj.{part}"), Named(f"{prefix}.v_proj.{part}"))
         sources[f"qkv.{part}"] = Concat(parts, rows=(q, kv, kv))
-        sources[f"dense.{part}"] = Named(f"{prefix}.o_proj.{part}")
+        sources[f"dense.{part}"] = Named(f"{prefix}.{out}.{part}")
     return sources
 
 
@@ -139,6 +155,24 @@ def experts(prefix: str, config: MoeConfig, names: tuple[str, str, str] = MLP_NA
         f"experts.{packed}": FirstOf((Named(f"{prefix}.{packed}_proj"), Stack(tuple(ups)))),
         "experts.down": FirstOf((Named(f"{prefix}.down_proj"), Stack(downs))),
     }
+
+
+def short_conv(prefix: str) -> Sources:
+    """The names of Liquid's models."""
+    return _named(prefix, "in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias") | {
+        "conv.weight": DropAxis(f"{prefix}.conv.weight"),
+        "conv.bias": Named(f"{prefix}.conv.bias"),
+    }
+
+
+def mixtral_moe(prefix: str, config: MoeConfig, router: str = "gate") -> Sources:
+    """The names of Mixtral: `block_sparse_moe` and `w1`, `w3`, `w2`, or `mlp` with `router` and packed experts."""
+    hub, new = f"{prefix}.block_sparse_moe", f"{prefix}.mlp"
+    names = ("w1", "w3", "w2")
+    return either(
+        {"router.weight": Named(f"{hub}.gate.weight"), **experts(f"{hub}.experts", config, names)},
+        {"router.weight": Named(f"{new}.{router}.weight"), **experts(f"{new}.experts", config, names)},
+    )
 
 
 def mamba1(prefix: str) -> Sources:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hybridtrt.plugins.spec import OpSpec, TensorSpec, per_element, require
 
-ACTIVATIONS = ("gelu", "gelu_tanh", "relu2", "sigmoid", "silu")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu2", "sigmoid", "silu", "tanh")
 GATED_ACTIVATIONS = (*ACTIVATIONS, "swiglu_oai")
 
 Weights = Mapping[str, TensorSpec]

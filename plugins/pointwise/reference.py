@@ -17,6 +17,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: F.relu(x).square(),
     "sigmoid": torch.sigmoid,
     "silu": F.silu,
+    "tanh": torch.tanh,
 }
 
 
