@@ -12,6 +12,10 @@ from typing import Any
 MAX_LAYERS = 4096
 MAX_EXPERTS = 65536
 
+# Keys that a vision-language model may hold outside of `text_config`.
+TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+TIE_KEY = "tie_word_embeddings"
+
 # Version 4 of transformers and hub files say `mamba` and `attention`.
 LAYER_TYPE_ALIASES = {"mamba": "linear_attention", "attention": "full_attention"}
 
@@ -62,11 +66,11 @@ class HFConfig:
             raise self.error(name, expected)
         return value
 
-    def head_dim(self, hidden_size: int, num_heads: int) -> int:
+    def head_dim(self, hidden_size: int, num_heads: int, *, nullable: bool = False) -> int:
         """`head_dim`; where it is absent the hidden size by the number of heads."""
-        if "head_dim" not in self.values and hidden_size < num_heads:
+        if self.values.get("head_dim") is None and hidden_size < num_heads:
             raise self.error("num_attention_heads", f"at most hidden_size={hidden_size}, as head_dim is absent")
-        return self.integer("head_dim", hidden_size // num_heads)
+        return self.integer("head_dim", hidden_size // num_heads, nullable=nullable)
 
     def number(self, name: str, default: float | None = None, *, positive: bool = False) -> float:
         """A finite number."""
@@ -129,6 +133,21 @@ class HFConfig:
         if len(ids) > 1 or isinstance(self.values.get(name), list):
             raise self.error(name, "one token id")
         return ids[0] if ids else None
+
+    def text(self) -> HFConfig:
+        """The text part of a vision-language model, `text_config`; the whole where there is no such key.
+
+        What the wrapper says of tied embeddings holds, and of special tokens if the text part says nothing.
+        """
+        if "text_config" not in self.values:
+            return self
+        section = self.section("text_config")
+        if not section.values:
+            raise self.error("text_config", "an object that is not empty")
+        outer = {key: self.values[key] for key in (*TOKEN_KEYS, TIE_KEY) if self.values.get(key) is not None}
+        inner = {key: value for key, value in section.values.items() if key not in outer or value is not None}
+        tie = {key: value for key, value in outer.items() if key == TIE_KEY}
+        return HFConfig(outer | inner | tie, section.source)
 
     def section(self, *names: str) -> HFConfig:
         """The first of the named objects that is present, not null and not empty; an empty one if there is none."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Set
 from fnmatch import fnmatchcase
 
 import torch
@@ -22,18 +21,18 @@ def match_sources(model: Model, reader: CheckpointReader) -> dict[str, Source]:
     Raises `ValueError`, naming tensor and file, for a tensor that is missing, surplus or of the wrong shape or dtype,
     and for a head that contradicts `tie_word_embeddings`.
     """
-    rules = model.family.sources(model.config)
+    rules = model.family.rules(model.config, reader.names)
     table = {name: spec.shape for name, spec in model.config.weight_table().items()}
     shapes = dict(table)
-    tied_head = HEAD not in table and not _absent(rules[HEAD], (), reader.names)
+    tied_head = HEAD not in table and not _absent(rules[HEAD], (), reader)
     if tied_head:
         shapes[HEAD] = table[EMBEDDING]
     sources: dict[str, Source] = {}
     needed: dict[str, Shape] = {}
     missing: list[str] = []
     for weight, shape in shapes.items():
-        missing += _absent(rules[weight], shape, reader.names)
-        sources[weight] = _choose(rules[weight], shape, reader.names)
+        missing += _absent(rules[weight], shape, reader)
+        sources[weight] = _choose(rules[weight], shape, reader)
         needed |= sources[weight].tensors(shape)
     surplus = [
         name
@@ -48,14 +47,14 @@ def match_sources(model: Model, reader: CheckpointReader) -> dict[str, Source]:
     return sources
 
 
-def _choose(rule: Source | FirstOf, shape: Shape, names: Set[str]) -> Source:
-    return rule.choose(shape, names) if isinstance(rule, FirstOf) else rule
+def _choose(rule: Source | FirstOf, shape: Shape, reader: CheckpointReader) -> Source:
+    return rule.choose(shape, reader.names, reader.shape) if isinstance(rule, FirstOf) else rule
 
 
-def _absent(rule: Source | FirstOf, shape: Shape, names: Set[str]) -> list[str]:
+def _absent(rule: Source | FirstOf, shape: Shape, reader: CheckpointReader) -> list[str]:
     """The tensors of a rule that the checkpoint lacks; one entry for all spellings if it has none of any."""
-    wanted = [name for name, _ in _choose(rule, shape, names).tensors(shape)]
-    absent = [name for name in wanted if name not in names]
+    wanted = [name for name, _ in _choose(rule, shape, reader).tensors(shape)]
+    absent = [name for name in wanted if name not in reader.names]
     if isinstance(rule, FirstOf) and absent == wanted:
         return [" or ".join(next(iter(each.tensors(shape)))[0] for each in rule.alternatives)]
     return absent

@@ -6,9 +6,9 @@ anything is read; then it yields the result in pieces, so that no more than one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.nn import functional
@@ -153,24 +153,6 @@ class Reshaped:
 
 
 @dataclass(frozen=True)
-class Scaled:
-    """A source times constants, in float32: one for each of the row ranges of length `rows`."""
-
-    part: Source
-    rows: tuple[int, ...]
-    by: tuple[float, ...]
-
-    def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
-        yield from self.part.tensors(shape)
-
-    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
-        flat = torch.cat([piece.reshape(-1) for piece in self.part.pieces(read)]).to(torch.float32)
-        ranges = flat.reshape(sum(self.rows), -1).split(list(self.rows))
-        for part, by in zip(ranges, self.by, strict=True):
-            yield part * by
-
-
-@dataclass(frozen=True)
 class BlockDiagonal:
     """Matrices stored one by one, `[blocks, rows, columns]`, as one whose other entries are zero.
 
@@ -229,22 +211,37 @@ class FirstOf:
     def choose(self, shape: Shape, names: Container[str], shape_of: Callable[[str], Shape] | None = None) -> Source:
         """The first alternative that the checkpoint has whole, and in its shapes if `shape_of` tells those.
 
-        If there is none, the first one of which it has a tensor; the first one if it has none of any.
+        If there is none, the one of which it has most tensors; the first one if it has none of any.
         """
-        found = [
-            (alternative, [(name in names, name, size) for name, size in alternative.tensors(shape)])
-            for alternative in self.alternatives
-        ]
-        whole = [
-            alternative
-            for alternative, tensors in found
-            if all(there and (shape_of is None or shape_of(name) == size) for there, name, size in tensors)
-        ]
-        partial = [alternative for alternative, tensors in found if any(there for there, _, _ in tensors)]
-        return (whole or partial or list(self.alternatives))[0]
+
+        def fit(alternative: Source) -> tuple[bool, int]:
+            tensors = list(alternative.tensors(shape))
+            there = [(name, size) for name, size in tensors if name in names]
+            right = shape_of is None or all(shape_of(name) == size for name, size in there)
+            whole = len(there) == len(tensors) and right
+            return whole, 0 if whole else len(there)
+
+        return max(self.alternatives, key=fit)
 
 
 Sources = dict[str, Source | FirstOf]
+
+
+T = TypeVar("T", bound="Source | FirstOf")
+
+
+def renamed(rule: T, prefixes: Iterable[tuple[str, str]]) -> T:
+    """The same expression over tensors whose names begin otherwise: pairs of (old prefix, new prefix)."""
+    changes: dict[str, Any] = {}
+    for field in fields(rule):  # type: ignore[arg-type]
+        value = getattr(rule, field.name)
+        if field.name == "name":
+            changes["name"] = next((new + value[len(old) :] for old, new in prefixes if value.startswith(old)), value)
+        elif is_dataclass(value):
+            changes[field.name] = renamed(value, prefixes)  # type: ignore[type-var]
+        elif isinstance(value, tuple) and value and is_dataclass(value[0]):
+            changes[field.name] = tuple(renamed(item, prefixes) for item in value)
+    return replace(rule, **changes)  # type: ignore[type-var]
 
 
 def either(*spellings: Sources) -> Sources:
