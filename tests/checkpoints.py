@@ -102,6 +102,9 @@ def random_model(family: str, config: dict[str, Any], seed: int = 0) -> transfor
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 _randomize(name, weight)
+            for name, buffer in model.named_buffers():
+                if name.endswith("_bias"):  # of a router's choice
+                    buffer.normal_(0.0, 0.1)
     return model.eval()
 
 

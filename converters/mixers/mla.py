@@ -29,6 +29,7 @@ class MlaConfig:
     head_gate: bool = False  # sigmoid gate of each head from a projection of its own
     rope: int | None = None  # index into the model's rotary tables; None: no positions
     norm_eps: float = 1e-6  # of the norms of the compressed vectors
+    interleaved: bool = True  # rotary channels turn in neighbouring pairs in the model's files; in halves here
 
     kind: ClassVar[str] = "mla"
 
