@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hybridtrt.plugins.attention.reference import store
+from hybridtrt.plugins.paged import gather, store
 from hybridtrt.plugins.ragged import Step
 
 TILE = 128  # queries whose scores are held at once where they are not fused
@@ -30,12 +30,13 @@ def attention(
     softcap: float | None = None,
 ) -> Tensor:
     """Attend to the cached tokens and to this step's."""
-    store(step, k, v, kv, group)
+    store(step, torch.stack([k, v], dim=1), kv, group)
     out = torch.empty_like(q)
 
     def attend(queries: Tensor, rows: Tensor) -> Tensor:
         positions = step.context_lens[rows, None] + torch.arange(queries.shape[1])  # [n, L]
-        keys, values, visible = _gather(positions, step.block_tables[group][rows], kv, window, q.dtype)
+        cached, visible = gather(positions, step.block_tables[group][rows], kv, q.dtype, window)
+        keys, values = (part.transpose(1, 2) for part in cached.unbind(2))  # [n, kv_heads, length, head_dim]
         queries = queries.transpose(1, 2)
         if sinks is None and softcap is None:
             attended = F.scaled_dot_product_attention(
@@ -52,29 +53,6 @@ def attention(
         if tokens.stop - tokens.start > 1:
             out[tokens] = attend(q[None, tokens], torch.tensor([row]))[0]
     return out
-
-
-def _gather(
-    positions: Tensor, table: Tensor, kv: Tensor, window: int | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values `[n, kv_heads, length, head_dim]` of n rows, padded to the longest, and what `[n, L, length]`
-    each query sees; `positions` `[n, L]` are the queries'.
-    """
-    page_size = kv.shape[1]
-    first = positions[:, 0] * 0 if window is None else (positions[:, 0] - window + 1).clamp(min=0) // page_size
-    last = positions[:, -1] // page_size
-    pages = first[:, None] + torch.arange(int((last - first).max()) + 1)
-    held = table.gather(1, pages.clamp(max=table.shape[1] - 1))
-    key_positions = (pages[..., None] * page_size + torch.arange(page_size)).flatten(1)  # [n, length]
-    cached = kv[held].flatten(1, 2).to(dtype)  # [n, length, 2, kv_heads, head_dim]
-    distance = positions[..., None] - key_positions[:, None]
-    visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-    # What no query of the row sees may hold anything, NaN included: 0 * NaN would poison the sum.
-    unseen = ~visible.any(1)
-    if unseen.any():
-        cached = cached.masked_fill(unseen[..., None, None, None], 0.0)
-    keys, values = (part.transpose(1, 2) for part in cached.unbind(2))
-    return keys, values, visible
 
 
 def _unfused(

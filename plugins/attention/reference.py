@@ -5,14 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hybridtrt.plugins.paged import store
 from hybridtrt.plugins.ragged import Step
-
-
-def store(step: Step, k: Tensor, v: Tensor, kv: Tensor, group: str) -> None:
-    """Write the keys and values of this step's tokens, `[T, kv_heads, head_dim]` each, into their pages."""
-    page_size = kv.shape[1]
-    pages = step.block_tables[group][step.token_rows, step.positions // page_size]
-    kv[pages, step.positions % page_size] = torch.stack([k, v], dim=1).to(kv.dtype)
 
 
 def attention(
@@ -29,7 +23,7 @@ def attention(
     softcap: float | None = None,
 ) -> Tensor:
     """Attend to the cached tokens and to this step's."""
-    store(step, k, v, kv, group)
+    store(step, torch.stack([k, v], dim=1), kv, group)
     out = torch.empty_like(q)
     per_group = q.shape[1] // k.shape[1]
     for row, tokens in step.slices():
