@@ -20,19 +20,24 @@ DECODER = Decoder(norm=AddOne)
 
 
 def _config(hf: HFConfig) -> ModelConfig:
+    activation = hf.choice("hidden_act", "silu", ("silu",))
+    mixers = read_mixers(hf, 48, kv_heads=2)
+    ffns = _ffns(hf, len(mixers), activation)
+    return read_model("qwen3_next", hf, mixers, ffns, vocab_size=151936, hidden=2048)
+
+
+def read_mixers(hf: HFConfig, layers: int, kv_heads: int) -> list[Mixer]:
+    """The mixer of each layer; the class's defaults are given."""
     pattern = hf.layer_pattern("layer_types", allowed=("linear_attention", "full_attention"))
-    count = hf.layer_count(48, pattern)
+    count = hf.layer_count(layers, pattern)
     if pattern is None:
         interval = hf.integer("full_attention_interval", 4)
         pattern = tuple("linear_attention" if (i + 1) % interval else "full_attention" for i in range(count))
-    activation = hf.choice("hidden_act", "silu", ("silu",))
-    vocab_size = hf.integer("vocab_size", 151936)
-    positions = hf.integer("max_position_embeddings", 32768)
     head_dim = hf.integer("head_dim", 256)
     bias = hf.flag("attention_bias", False)
     full = AttentionConfig(
         num_heads=hf.integer("num_attention_heads", 16),
-        num_kv_heads=hf.integer("num_key_value_heads", 2),
+        num_kv_heads=hf.integer("num_key_value_heads", kv_heads),
         head_dim=head_dim,
         scale=head_dim**-0.5,
         bias=bias,
@@ -48,18 +53,23 @@ def _config(hf: HFConfig) -> ModelConfig:
         head_v_dim=hf.integer("linear_value_head_dim", 128),
         conv_width=hf.integer("linear_conv_kernel_dim", 4, minimum=2),
     )
-    mixers: dict[str, Mixer] = {"full_attention": full, "linear_attention": linear}
-    ffns = _ffns(hf, count, activation)
+    return [full if kind == "full_attention" else linear for kind in pattern]
+
+
+def read_model(
+    name: str, hf: HFConfig, mixers: list[Mixer], ffns: list[Ffn], vocab_size: int, hidden: int
+) -> ModelConfig:
+    """The model of these layers; the class's defaults are given."""
+    vocab_size = hf.integer("vocab_size", vocab_size)
+    positions = hf.integer("max_position_embeddings", 32768)
     return ModelConfig(
-        architecture="qwen3_next",
+        architecture=name,
         vocab_size=vocab_size,
-        hidden_size=hf.integer("hidden_size", 2048),
+        hidden_size=hf.integer("hidden_size", hidden),
         max_position_embeddings=positions,
         norm_eps=hf.number("rms_norm_eps", 1e-6, positive=True),
-        layers=tuple(
-            LayerConfig((Block((mixers[kind],)), Block((ffn,)))) for kind, ffn in zip(pattern, ffns, strict=True)
-        ),
-        ropes=(read_rope(hf, head_dim, max_positions=positions, partial=0.25),),
+        layers=tuple(LayerConfig((Block((mixer,)), Block((ffn,)))) for mixer, ffn in zip(mixers, ffns, strict=True)),
+        ropes=(read_rope(hf, hf.integer("head_dim", 256), max_positions=positions, partial=0.25),),
         tie_word_embeddings=hf.flag("tie_word_embeddings", False),
         bos_token_id=hf.token_id("bos_token_id", vocab_size=vocab_size),
         eos_token_ids=hf.token_ids("eos_token_id", vocab_size=vocab_size),
@@ -88,11 +98,16 @@ def _ffns(hf: HFConfig, count: int, activation: str) -> list[Ffn]:
 
 
 def _branch(prefix: str, branch: Mixer | Ffn) -> Sources:
+    if isinstance(branch, GatedDeltaConfig):
+        return _gated_delta(f"{prefix}.linear_attn", branch)
+    return other_branch(prefix, branch)
+
+
+def other_branch(prefix: str, branch: Mixer | Ffn) -> Sources:
+    """Weights of every branch but the linear attention."""
     match branch:
         case AttentionConfig():
             return attention(f"{prefix}.self_attn", branch, norm=AddOne)
-        case GatedDeltaConfig():
-            return _gated_delta(f"{prefix}.linear_attn", branch)
         case MoeConfig():
             return {
                 "router.weight": Named(f"{prefix}.mlp.gate.weight"),
