@@ -325,6 +325,41 @@ def test_causal_conv_is_that_of_onnx(length: int) -> None:
         np.testing.assert_allclose(state[1].numpy(), present[0])
 
 
+@pytest.mark.parametrize("walker", WALKERS)
+def test_layer_norm_is_that_of_onnx(walker: str) -> None:
+    """ONNX `LayerNormalization` over the last axis by onnx's own evaluator."""
+    rng = np.random.default_rng(3)
+    x, weight, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((4, 2, 7), 7, 7))
+    names = ["X", "Scale", "B"]
+    node = onnx.helper.make_node("LayerNormalization", names, ["Y"], axis=-1, epsilon=1e-3)
+    (expected,) = ReferenceEvaluator(one_node(node, names)).run(None, {"X": x, "Scale": weight, "B": bias})
+    operands = {"weight": torch.from_numpy(weight), "bias": torch.from_numpy(bias)}
+    mine = kernel("layer_norm", walker)(one_row(4), torch.from_numpy(x), **operands, eps=1e-3)
+    np.testing.assert_allclose(mine.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("walker", WALKERS)
+def test_latent_attention_is_attention_over_decompressed_keys_and_values(walker: str) -> None:
+    """Values padded to the width of the keys, by the definition of plain attention."""
+    torch.manual_seed(4)
+    heads, nope, rotary, v_dim, rank, length = 3, 6, 4, 5, 8, 11
+    q_nope, q_rope = torch.randn(length, heads, nope).double(), torch.randn(length, heads, rotary).double()
+    latent, k_rope = torch.randn(length, rank).double(), torch.randn(length, 1, rotary).double()
+    up = torch.randn(heads * (nope + v_dim), rank).double()
+    step = Step(make_batch([(0, 0, length)], [[0] * length], place([length], PAGE, np.random.default_rng(0)), ["g"]))
+    pages = step.block_tables["g"].max() + 1
+    keys, values = (latent @ up.T).unflatten(1, (heads, -1)).split([nope, v_dim], dim=-1)
+    keys = torch.cat([keys, k_rope.expand(-1, heads, -1)], dim=-1)
+    values = torch.nn.functional.pad(values, (0, nope + rotary - v_dim))
+    kv = torch.full((pages, PAGE, 2, heads, nope + rotary), torch.nan).double()
+    expected = kernel("attention", "reference")(
+        step, torch.cat([q_nope, q_rope], dim=-1), keys, values, kv=kv, group="g", scale=0.3
+    )
+    pool = torch.full((pages, PAGE, rank + rotary), torch.nan).double()
+    mine = kernel("mla", walker)(step, q_nope, q_rope, latent, k_rope, up=up, kv=pool, group="g", scale=0.3)
+    torch.testing.assert_close(mine, expected[..., :v_dim])
+
+
 def one_node(node: onnx.NodeProto, inputs: list[str]) -> onnx.ModelProto:
     """A model of a single node with untyped inputs."""
     kind = onnx.TensorProto.FLOAT
