@@ -22,6 +22,7 @@ from hybridtrt.converters.model_reader import read_model_config
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/families.md"
 TINY = ROOT / "tests/tiny_configs.json"
+SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # below the tiny vocabularies
 HEAD = ("`model_type`", "mixers", "feed-forward", "router", "rotary", "what is special", "verified")
 INTRODUCTION = """# Families
 
@@ -57,7 +58,7 @@ def _variants(model_type: str, tiny: dict[str, Any]) -> dict[str, ModelConfig]:
     names = sorted(name for name in tiny if name.partition(".")[0] == model_type)
     if not names:
         raise ValueError(f"{model_type} has no config in {TINY}")
-    return {name: _read({"model_type": model_type, **tiny[name]}) for name in names}
+    return {name: _read({"model_type": model_type, **SPECIAL_IDS, **tiny[name]}) for name in names}
 
 
 def _read(values: dict[str, Any]) -> ModelConfig:

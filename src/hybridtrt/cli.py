@@ -52,6 +52,15 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument("--dtype", choices=DTYPES, help="how matrices are stored; by default as the model stores them")
     one.add_argument("--dry-run", action="store_true", help="show layers and the source of every weight, write nothing")
 
+    one = add(commands.plan)
+    one.add_argument("model_dir", type=Path, help="folder with config.json; the weights are not needed")
+    one.add_argument("--gpus", type=int, required=True, help="number of GPUs")
+    one.add_argument("--gpu-memory", type=float, default=80.0, help="memory of one GPU in GB (10^9 bytes)")
+    one.add_argument("--dtype", choices=DTYPES, help="of matrices and KV; by default as the model stores them")
+    one.add_argument("--max-seq-len", type=int, help="tokens of one sequence (8192, or the model's positions)")
+    one.add_argument("--concurrency", type=int, default=16, help="sequences at once")
+    one.add_argument("--max-num-tokens", type=int, default=8192, help="tokens in one step")
+
     one = add(commands.build)
     one.add_argument("checkpoint", type=Path, help="checkpoint folder")
     one.add_argument("-o", "--output", type=Path, required=True, help="engine folder to write")

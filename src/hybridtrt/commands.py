@@ -45,6 +45,23 @@ def convert(args: argparse.Namespace) -> int:
     return 0
 
 
+def plan(args: argparse.Namespace) -> int:
+    """Plan the memory of a model on a number of GPUs, for every way to split it."""
+    from hybridtrt.converters.model_reader import read_model_config
+    from hybridtrt.converters.plan import PlanOptions, plan
+    from hybridtrt.converters.plan_page import render_plan
+
+    config = read_model_config(args.model_dir)
+    asked = {name: getattr(args, name) for name in ("gpus", "gpu_memory", "dtype", "concurrency", "max_num_tokens")}
+    length = args.max_seq_len or min(PlanOptions.max_seq_len, config.max_length)
+    planned = plan(config, PlanOptions(**asked, max_seq_len=length))
+    if args.json:
+        _print_json(planned.to_dict())
+    else:
+        print(render_plan(planned))
+    return 0
+
+
 def build(args: argparse.Namespace) -> int:
     """Build an engine from a checkpoint."""
     from hybridtrt.build.build import build, default_build_config
