@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hybridtrt.converters.config import ModelConfig
 from hybridtrt.converters.ffns import Ffn, MoeConfig
-from hybridtrt.converters.mixers import AttentionConfig, Mamba2Config, Mixer, MlaConfig
+from hybridtrt.converters.mixers import AttentionConfig, GatedDeltaConfig, Mamba2Config, Mixer, MlaConfig
 from hybridtrt.converters.sources import (
     AddOne,
     Concat,
@@ -119,6 +119,21 @@ def mla(prefix: str, config: MlaConfig, interleaved: bool = True) -> Sources:
     return sources
 
 
+def gated_delta(
+    prefix: str, config: GatedDeltaConfig, projections: tuple[str, ...], norm: str = "norm", out: str = "out_proj"
+) -> Sources:
+    """A gated delta rule whose `projections` give, in this order, parts of q, k, v, z, b, a; convolution `conv1d`."""
+    rows = (config.k_dim, config.k_dim, config.v_dim, config.v_dim, config.num_v_heads, config.num_v_heads)
+    joined = len(rows) - len(projections)  # of the first projections in one
+    rows = (sum(rows[: joined + 1]), *rows[joined + 1 :])
+    return _named(prefix, "A_log", "dt_bias") | {
+        "in_proj.weight": Concat(tuple(Named(f"{prefix}.{name}.weight") for name in projections), rows=rows),
+        "conv.weight": DropAxis(f"{prefix}.conv1d.weight"),
+        "norm.weight": Named(f"{prefix}.{norm}.weight"),
+        "out_proj.weight": Named(f"{prefix}.{out}.weight"),
+    }
+
+
 MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -154,6 +169,24 @@ def experts(prefix: str, config: MoeConfig, names: tuple[str, str, str] = MLP_NA
     return {
         f"experts.{packed}": FirstOf((Named(f"{prefix}.{packed}_proj"), Stack(tuple(ups)))),
         "experts.down": FirstOf((Named(f"{prefix}.down_proj"), Stack(downs))),
+    }
+
+
+def granite_moe(prefix: str) -> Sources:
+    """Granite's experts and shared MLP of a layer, as saved or under their names in the network."""
+    moe = f"{prefix}.block_sparse_moe"
+    return granite_mlp(prefix, "shared.") | {
+        "router.weight": FirstOf((Named(f"{moe}.router.weight"), Named(f"{moe}.router.layer.weight"))),
+        "experts.gate_up": FirstOf((Named(f"{moe}.experts.gate_up_proj"), Named(f"{moe}.input_linear.weight"))),
+        "experts.down": FirstOf((Named(f"{moe}.experts.down_proj"), Named(f"{moe}.output_linear.weight"))),
+    }
+
+
+def granite_mlp(prefix: str, name: str = "") -> Sources:
+    """Granite's shared MLP, gate and up in one."""
+    return {
+        f"{name}gate_up.weight": Named(f"{prefix}.shared_mlp.input_linear.weight"),
+        f"{name}down.weight": Named(f"{prefix}.shared_mlp.output_linear.weight"),
     }
 
 

@@ -113,6 +113,35 @@ class SplitRotary:
 
 
 @dataclass(frozen=True)
+class Transposed:
+    """Matrices `[count, rows, columns]` that are stored as `[count, columns, rows]`."""
+
+    name: str
+
+    def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
+        yield self.name, (shape[0], shape[2], shape[1])
+
+    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
+        for matrix in read(self.name):
+            yield matrix.T
+
+
+@dataclass(frozen=True)
+class SplitPairs:
+    """Rows of each matrix, or of each vector of a matrix, that alternate: the first of all pairs, then the second."""
+
+    part: Named | Transposed
+
+    def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
+        yield from self.part.tensors(shape)
+
+    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
+        for piece in self.part.pieces(read):
+            for item in (piece,) if isinstance(self.part, Transposed) else piece:
+                yield item.unflatten(0, (-1, 2)).transpose(0, 1)
+
+
+@dataclass(frozen=True)
 class AddOne:
     """1 + w in float32: the weight of a zero-centred norm."""
 

@@ -103,8 +103,8 @@ def random_model(family: str, config: dict[str, Any], seed: int = 0) -> transfor
             for name, weight in model.named_parameters():
                 _randomize(name, weight)
             for name, buffer in model.named_buffers():
-                if name.endswith("_bias"):  # of a router's choice
-                    buffer.normal_(0.0, 0.1)
+                if name.endswith("bias"):  # of the choice of experts
+                    _randomize(name, buffer)
     return model.eval()
 
 
@@ -113,6 +113,8 @@ def _randomize(name: str, weight: torch.Tensor) -> None:
         weight.uniform_(0.05, 4.0).log_()
     elif name.endswith(("dt_bias", "dt_proj.bias")):
         weight.uniform_(-4.0, 1.0)
+    elif name.endswith("recurrent_param"):
+        weight.uniform_(-6.0, 0.0)
     elif "norm" in name or name.endswith(".D"):
         weight.add_(torch.randn_like(weight), alpha=0.3)
     elif name.endswith("bias"):

@@ -10,13 +10,7 @@ from hybridtrt.converters.mixers import Mamba2Config
 def mamba2(scope: Scope, x: str, config: Mamba2Config, shared: Shared) -> str:
     """Mamba-2: x, B, C through a convolution, state space duality, gate and norm of the output."""
     bc = (config.n_groups, config.d_state)
-    z, xbc, dt = scope.split(
-        scope.linear(x, "in_proj"), "split", config.norm_shape, (config.conv_dim,), (config.num_heads,)
-    )
-    if config.z_multiplier != 1.0:
-        (z,) = scope.call("scale", "z_scaled", z, by=config.z_multiplier)
-    if config.dt_multiplier != 1.0:
-        (dt,) = scope.call("scale", "dt_scaled", dt, by=config.dt_multiplier)
+    z, xbc, dt = _project(scope, x, config)
     u, B, C = scope.split(scope.conv(xbc), "split_xbc", (config.num_heads, config.head_dim), bc, bc)
     (y,) = scope.program.call(
         "ssd",
@@ -41,3 +35,18 @@ def mamba2(scope: Scope, x: str, config: Mamba2Config, shared: Shared) -> str:
     if config.norm_groups > 1:
         (y,) = scope.call("flatten", "channels", y)
     return scope.linear(y, "out_proj")
+
+
+def _project(scope: Scope, x: str, config: Mamba2Config) -> tuple[str, ...]:
+    """z, [x, B, C] and dt of a token, with their multipliers."""
+    projected = scope.linear(x, "in_proj")
+    if not config.multipliers:
+        return scope.split(projected, "split", config.norm_shape, (config.conv_dim,), (config.num_heads,))
+    bc = (config.n_groups * config.d_state,)
+    parts = scope.split(projected, "split", config.norm_shape, (config.inner,), bc, bc, (config.num_heads,))
+    z, u, B, C, dt = (
+        scope.call("scale", f"{name}_scaled", part, by=by)[0]
+        for name, part, by in zip(("z", "x", "B", "C", "dt"), parts, config.multipliers, strict=True)
+    )
+    (both,) = scope.call("concat", "BC", B, C)
+    return z, scope.call("concat", "xBC", u, both)[0], dt

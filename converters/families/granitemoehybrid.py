@@ -6,16 +6,15 @@ logits; without experts the shared MLP is the whole feed-forward block; position
 
 from __future__ import annotations
 
-import math
-
 from hybridtrt.converters.config import Block, LayerConfig, ModelConfig
 from hybridtrt.converters.family import Family
 from hybridtrt.converters.ffns import Ffn, MlpConfig, MoeConfig, RouterConfig
 from hybridtrt.converters.hf_config import MAX_EXPERTS, HFConfig
-from hybridtrt.converters.layouts import Decoder, attention, mamba2
+from hybridtrt.converters.layouts import Decoder, attention, granite_mlp, granite_moe, mamba2
+from hybridtrt.converters.mamba_keys import read_mamba2
 from hybridtrt.converters.mixers import AttentionConfig, Mamba2Config, Mixer
 from hybridtrt.converters.rope import read_rope
-from hybridtrt.converters.sources import FirstOf, Named, Sources
+from hybridtrt.converters.sources import Sources
 
 DECODER = Decoder()
 
@@ -28,7 +27,8 @@ def _config(hf: HFConfig) -> ModelConfig:
     positions = hf.integer("max_position_embeddings", 2048)
     rotary = hf.choice("position_embedding_type", "nope", ("nope", "rope"), nullable=True) == "rope"
     full = _attention(hf, hidden, rotary)
-    mixers: dict[str, Mixer] = {"full_attention": full, "linear_attention": _mamba(hf, hidden)}
+    linear = read_mamba2(hf, hf.integer("mamba_expand", 2) * hidden, "mamba_expand * hidden_size")
+    mixers: dict[str, Mixer] = {"full_attention": full, "linear_attention": linear}
     ffn = _ffn(hf)
     residual = hf.number("residual_multiplier", 1.0)
     return ModelConfig(
@@ -65,33 +65,6 @@ def _attention(hf: HFConfig, hidden: int, rotary: bool) -> AttentionConfig:
     )
 
 
-def _mamba(hf: HFConfig, hidden: int) -> Mamba2Config:
-    heads = hf.integer("mamba_n_heads", 128)
-    inner = hf.integer("mamba_expand", 2) * hidden
-    head_dim = inner // heads
-    if hf.values.get("mamba_d_head") != "auto":
-        head_dim = hf.integer("mamba_d_head", head_dim)
-    if heads * head_dim != inner:
-        raise ValueError(
-            f"mamba_n_heads={heads} times mamba_d_head={head_dim} is not mamba_expand * hidden_size = {inner} "
-            f"({hf.source})"
-        )
-    dt_min, dt_max = hf.interval("time_step_limit", (0.0, math.inf))
-    if dt_min == math.inf or dt_max <= 0:
-        raise hf.error("time_step_limit", "a finite lower and a positive upper limit")
-    return Mamba2Config(
-        num_heads=heads,
-        head_dim=head_dim,
-        d_state=hf.integer("mamba_d_state", 256),
-        n_groups=hf.integer("mamba_n_groups", 1),
-        conv_width=hf.integer("mamba_d_conv", 4, minimum=2),
-        conv_bias=hf.flag("mamba_conv_bias", True),
-        proj_bias=hf.flag("mamba_proj_bias", False),
-        dt_min=max(dt_min, 0.0),  # softplus is never below 0
-        dt_max=None if dt_max == math.inf else dt_max,
-    )
-
-
 def _ffn(hf: HFConfig) -> Ffn:
     activation = hf.choice("hidden_act", "silu", ("silu",))
     shared = hf.integer("shared_intermediate_size", 1024)
@@ -115,21 +88,9 @@ def _branch(prefix: str, branch: Mixer | Ffn) -> Sources:
         case Mamba2Config():
             return mamba2(f"{prefix}.mamba", branch)
         case MoeConfig():
-            moe = f"{prefix}.block_sparse_moe"
-            return _shared_mlp(prefix, "shared.") | {
-                "router.weight": FirstOf((Named(f"{moe}.router.weight"), Named(f"{moe}.router.layer.weight"))),
-                "experts.gate_up": FirstOf((Named(f"{moe}.experts.gate_up_proj"), Named(f"{moe}.input_linear.weight"))),
-                "experts.down": FirstOf((Named(f"{moe}.experts.down_proj"), Named(f"{moe}.output_linear.weight"))),
-            }
+            return granite_moe(prefix)
         case _:
-            return _shared_mlp(prefix)
-
-
-def _shared_mlp(prefix: str, name: str = "") -> Sources:
-    return {
-        f"{name}gate_up.weight": Named(f"{prefix}.shared_mlp.input_linear.weight"),
-        f"{name}down.weight": Named(f"{prefix}.shared_mlp.output_linear.weight"),
-    }
+            return granite_mlp(prefix)
 
 
 FAMILY = Family(

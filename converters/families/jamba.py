@@ -10,6 +10,7 @@ from hybridtrt.converters.family import Family
 from hybridtrt.converters.ffns import Ffn, MlpConfig, MoeConfig, RouterConfig
 from hybridtrt.converters.hf_config import MAX_EXPERTS, HFConfig
 from hybridtrt.converters.layouts import Decoder, attention, experts, gated_mlp, mamba1
+from hybridtrt.converters.mamba_keys import dt_rank
 from hybridtrt.converters.mixers import AttentionConfig, Mamba1Config, Mixer
 from hybridtrt.converters.sources import Named, Sources
 
@@ -63,12 +64,10 @@ def _attention(hf: HFConfig, hidden: int) -> AttentionConfig:
 
 
 def _mamba(hf: HFConfig, hidden: int) -> Mamba1Config:
-    auto_rank = -(-hidden // 16)
-    rank = auto_rank if hf.values.get("mamba_dt_rank") == "auto" else hf.integer("mamba_dt_rank", auto_rank)
     return Mamba1Config(
         inner=hf.integer("mamba_expand", 2) * hidden,
         d_state=hf.integer("mamba_d_state", 16),
-        dt_rank=rank,
+        dt_rank=dt_rank(hf, "mamba_dt_rank", hidden),
         conv_width=hf.integer("mamba_d_conv", 4, minimum=2),
         conv_bias=hf.flag("mamba_conv_bias", True),
         proj_bias=hf.flag("mamba_proj_bias", False),

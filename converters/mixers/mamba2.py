@@ -23,20 +23,22 @@ class Mamba2Config:
     n_groups: int
     conv_width: int
     conv_bias: bool = True
-    proj_bias: bool = False
+    in_bias: bool = False  # of the input projection
+    out_bias: bool = False
     dt_min: float = 0.0  # dt is clamped to [dt_min, dt_max] after softplus
     dt_max: float | None = None  # no upper limit
     norm: Literal["gated", "before_gate", "none"] = "gated"
     norm_groups: int = 1
     norm_eps: float | None = None  # None: that of the model
-    z_multiplier: float = 1.0
-    dt_multiplier: float = 1.0  # of dt before its bias
+    multipliers: tuple[float, ...] = ()  # of z, x, B, C and dt after the input projection; none: 1
 
     kind: ClassVar[str] = "mamba2"
 
     def __post_init__(self) -> None:
         if self.num_heads % self.n_groups:
             raise ValueError(f"mamba_n_groups={self.n_groups} does not divide mamba_n_heads={self.num_heads}")
+        if len(self.multipliers) not in (0, 5):
+            raise ValueError(f"{len(self.multipliers)} multipliers of z, x, B, C and dt")
         if self.inner % self.norm_groups:
             raise ValueError(f"{self.norm_groups} norm groups do not divide the {self.inner} channels of Mamba-2")
 
@@ -68,8 +70,9 @@ class Mamba2Config:
             table["norm.weight"] = precise(*self.norm_shape)
         if self.conv_bias:
             table["conv.bias"] = precise(self.conv_dim)
-        if self.proj_bias:
+        if self.in_bias:
             table["in_proj.bias"] = precise(rows)
+        if self.out_bias:
             table["out_proj.bias"] = precise(hidden)
         return table
 
