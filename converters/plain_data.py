@@ -7,8 +7,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, is_dataclass
+from functools import cache
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+
+@cache
+def field_types(cls: type) -> dict[str, Any]:
+    """The annotated type of each field of a dataclass."""
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in fields(cls)}
 
 
 def to_plain(value: Any) -> Any:
@@ -57,7 +65,7 @@ def _from_union(options: tuple[Any, ...], value: Any, name: str) -> Any:
 
 
 def _from_dict(cls: Any, value: Any, name: str) -> Any:
-    hints = {field.name: get_type_hints(cls)[field.name] for field in fields(cls)}
+    hints = field_types(cls)
     if not isinstance(value, dict) or set(value) != set(hints):
         wrong = sorted(set(value) ^ set(hints), key=str)[0] if isinstance(value, dict) else value
         raise ValueError(f"{name}: missing or unknown field {wrong!r} of {cls.__name__}")

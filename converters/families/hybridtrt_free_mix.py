@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import Any
 
 from hybridtrt.converters.config import Block, LayerConfig, ModelConfig, RopeConfig
 from hybridtrt.converters.family import Family
 from hybridtrt.converters.ffns import FFNS, Ffn
 from hybridtrt.converters.hf_config import MAX_LAYERS, HFConfig
 from hybridtrt.converters.mixers import MIXERS, Mixer
-from hybridtrt.converters.plain_data import from_plain
+from hybridtrt.converters.plain_data import field_types, from_plain, to_plain
 from hybridtrt.converters.rope import read_rope
 from hybridtrt.converters.sources import Named, Sources
 from hybridtrt.plugins.pointwise import check_activation
@@ -135,7 +135,7 @@ def _branch(entry: HFConfig, key: str, union: Any, kinds: dict[str, Any], positi
 
 def _check_sizes(cls: type, values: dict[str, Any], name: str) -> None:
     """Integers are sizes and counts: at least 1, or 0 where that means none."""
-    hints = get_type_hints(cls)
+    hints = field_types(cls)
     for field in fields(cls):
         value = values.get(field.name)
         minimum = 0 if field.default == 0 or field.name == "rope" else 1
@@ -147,14 +147,14 @@ def _check_sizes(cls: type, values: dict[str, Any], name: str) -> None:
 
 def _filled(cls: type, values: dict[str, Any], positions: int) -> dict[str, Any]:
     """The fields with the defaults of the class: a `scale` by the head size, `positions` those of the model."""
-    hints = get_type_hints(cls)
-    filled = {field.name: field.default for field in fields(cls) if field.default is not MISSING} | values
+    hints = field_types(cls)
+    filled = {field.name: to_plain(field.default) for field in fields(cls) if field.default is not MISSING} | values
     if "positions" in hints:
         filled.setdefault("positions", positions)
     if hints.get("scale") is float and type(values.get("head_dim")) is int:
         filled.setdefault("scale", values["head_dim"] ** -0.5)
     for name, hint in hints.items():
-        if is_dataclass(hint) and isinstance(filled.get(name, {}), dict):
+        if isinstance(hint, type) and is_dataclass(hint) and isinstance(filled.get(name, {}), dict):
             filled[name] = _filled(hint, filled.get(name, {}), positions)
     return filled
 

@@ -33,7 +33,7 @@ def _flops_below(
     inputs: list[TensorSpec], weights: Mapping[str, TensorSpec], attributes: Mapping[str, Any], load: Load
 ) -> int:
     _, heads, head_dim = inputs[0].shape
-    attended = min(load.attended, load.tokens * attributes["limit"])
+    attended = min(load.attended, load.tokens * int(attributes["limit"]))
     return 4 * attended * int(heads) * int(head_dim)
 
 
