@@ -100,13 +100,14 @@ class HFConfig:
             raise self.error(name, "a list of integers")
         return tuple(value)
 
-    def numbers(self, name: str, count: int) -> tuple[float, ...]:
-        """A list of `count` finite numbers > 0."""
+    def numbers(self, name: str, count: int, *, zeros: bool = False) -> tuple[float, ...]:
+        """A list of `count` finite numbers > 0, with `zeros` also 0."""
         value = self._value(name, None)
         items = [_number(item) for item in value] if isinstance(value, (list, tuple)) else []
-        numbers = tuple(item for item in items if item is not None and math.isfinite(item) and item > 0)
+        valid = [item for item in items if item is not None and math.isfinite(item)]
+        numbers = tuple(item for item in valid if item > 0 or (zeros and item == 0))
         if len(items) != count or len(numbers) != count:
-            raise self.error(name, f"a list of {count} finite numbers > 0")
+            raise self.error(name, f"a list of {count} finite numbers {'>=' if zeros else '>'} 0")
         return numbers
 
     def interval(self, name: str, default: tuple[float, float]) -> tuple[float, float]:

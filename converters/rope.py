@@ -100,7 +100,7 @@ def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
 
 def _section(hf: HFConfig, layer_type: str | None, absent: Mapping[str, Any] | None) -> HFConfig:
     section = hf.section("rope_scaling", "rope_parameters")
-    if not section.values and absent is not None:
+    if not section.values and absent is not None and hf.values.get("rope_parameters") is None:
         section = HFConfig(absent, hf.source)
     nested = [key for key, value in section.values.items() if isinstance(value, dict)]
     if not nested:

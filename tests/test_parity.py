@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from engines import make_engine, oracle_logits, relative_error, tiny_engine
+from numpy.typing import NDArray
 
 from hybridtrt.converters.families import families
 from hybridtrt.plugins.registry import WALKERS
@@ -62,18 +63,24 @@ def test_greedy_tokens_by_single_steps(variant: str) -> None:
         assert agreeing_tokens(expected[len(request.prompt_ids) - 1 : -1], result.token_ids) == NEW
 
 
+def typical_error(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    """Largest difference of a token's logits by their standard deviation, in the median token.
+
+    Rounding may let the router choose another expert; the few tokens that it happens to say nothing of precision.
+    """
+    return float(np.median(np.abs(logits - expected).max(axis=1)) / expected.std())
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_stored_in_bfloat16(variant: str) -> None:
-    """Within the error of transformers' own bfloat16, or of weights rounded to it where that is larger."""
+    """Within the error of transformers' own bfloat16."""
     model = checkpoints.tiny_model(variant)
     ids = prompt(variant, LENGTHS[-1])
     expected = oracle_logits(model, ids)
     low = checkpoints.random_model(variant, checkpoints.TINY[variant]).to(torch.bfloat16)
-    theirs = relative_error(oracle_logits(low, ids), expected)
-    ours = relative_error(
-        full_logits(load_runner(make_engine(checkpoints.tiny_checkpoint(variant), dtype="bfloat16")), ids), expected
-    )
-    assert ours < 1.2 * theirs
+    engine = make_engine(checkpoints.tiny_checkpoint(variant), dtype="bfloat16")
+    ours = full_logits(load_runner(engine), ids)
+    assert typical_error(ours, expected) < typical_error(oracle_logits(low, ids), expected)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
