@@ -97,7 +97,11 @@ def random_model(family: str, config: dict[str, Any], seed: int = 0) -> transfor
     """A float32 model whose every weight matters: none is zero, one or so small that a mistake would not show."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        description = transformers.AutoConfig.for_model(model_type(family), **SPECIAL_IDS, **config)
+        values = SPECIAL_IDS | config
+        if "text_config" in values:  # of a vision-language model
+            inner = {key: values[key] for key in ("vocab_size", *SPECIAL_IDS)}
+            values["text_config"] = values["text_config"] | inner
+        description = transformers.AutoConfig.for_model(model_type(family), **values)
         model = transformers.AutoModelForCausalLM.from_config(description, dtype=torch.float32)
         with torch.no_grad():
             for name, weight in model.named_parameters():
@@ -111,7 +115,7 @@ def random_model(family: str, config: dict[str, Any], seed: int = 0) -> transfor
 def _randomize(name: str, weight: torch.Tensor) -> None:
     if name.endswith("A_log"):
         weight.uniform_(0.05, 4.0).log_()
-    elif name.endswith(("dt_bias", "dt_proj.bias")):
+    elif name.endswith(("dt_bias", "dt_proj.bias", "dt_proj_bias")):
         weight.uniform_(-4.0, 1.0)
     elif name.endswith("recurrent_param"):
         weight.uniform_(-6.0, 0.0)
