@@ -38,7 +38,7 @@ def from_plain(hint: Any, value: Any, name: str) -> Any:
     if origin in (Union, UnionType):
         return _from_union(options, value, name)
     if is_dataclass(hint):
-        return _from_dict(hint, value, name)
+        return _from_union((hint,), value, name) if hasattr(hint, "kind") else _from_dict(hint, value, name)
     if origin is tuple and isinstance(value, list):
         return tuple(from_plain(options[0], item, f"{name}[{i}]") for i, item in enumerate(value))
     if origin is Literal and isinstance(value, str) and value in options:
@@ -61,7 +61,7 @@ def _from_union(options: tuple[Any, ...], value: Any, name: str) -> Any:
     kind = value.get("kind") if isinstance(value, dict) else value
     if not isinstance(kind, str) or kind not in classes:
         raise ValueError(f"{name} has kind {kind!r}: expected one of {', '.join(classes)}")
-    return from_plain(classes[kind], {key: item for key, item in value.items() if key != "kind"}, name)
+    return _from_dict(classes[kind], {key: item for key, item in value.items() if key != "kind"}, name)
 
 
 def _from_dict(cls: Any, value: Any, name: str) -> Any:
