@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from hybridtrt.converters.config import Block, LayerConfig, ModelConfig
 from hybridtrt.converters.layouts import Decoder
-from hybridtrt.converters.mixers import Mixer, SharedTransformerConfig
+from hybridtrt.converters.mixers import Mamba1Config, Mamba2Config, Mixer, SharedTransformerConfig
 from hybridtrt.converters.sources import Named, Sources, either
 
 DECODER = Decoder(final_norm="model.final_layernorm.weight")
@@ -52,10 +52,12 @@ class HybridLayout:
             *transformer, last = layer.blocks
             prefix = f"model.layers.{i}.mamba_decoder" if transformer else f"model.layers.{i}"
             (mixer,) = last.branches
+            assert isinstance(mixer, Mamba1Config | Mamba2Config)
             sources[f"layers.{i}.{mixer.kind}.pre_norm.weight"] = Named(f"{prefix}.input_layernorm.weight")
             sources |= _under(f"layers.{i}.{mixer.kind}", self.mamba(f"{prefix}.mamba", mixer), mixer, config)
             for block in transformer:
                 (shared,) = block.branches
+                assert isinstance(shared, SharedTransformerConfig)
                 uses.append((i, shared))
         for use, (i, shared) in enumerate(uses):
             places = [f"model.layers.{j}.{self.transformer_name}" for j, other in uses if other.block == shared.block]

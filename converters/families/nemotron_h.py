@@ -7,6 +7,8 @@ of relu² without a gate; dt is at least `time_step_min`, as in its full forward
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hybridtrt.converters.config import Block, LayerConfig, ModelConfig
 from hybridtrt.converters.family import Family
 from hybridtrt.converters.ffns import Ffn, MlpConfig, MoeConfig, RouterConfig
@@ -116,7 +118,12 @@ def _moe(hf: HFConfig) -> MoeConfig:
     )
 
 
-_READERS = {"linear_attention": _mamba, "full_attention": _attention, "mlp": _mlp, "moe": _moe}
+_READERS: dict[str, Callable[[HFConfig], Mixer | Ffn]] = {
+    "linear_attention": _mamba,
+    "full_attention": _attention,
+    "mlp": _mlp,
+    "moe": _moe,
+}
 
 
 def _branch(prefix: str, branch: Mixer | Ffn) -> Sources:
