@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+CHECKED_ELEMENTS = 1 << 22
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -38,6 +39,12 @@ class CheckpointReader:
                 f"{_and_more(len(absent))}"
             )
         self.names = frozenset(self._shard_of)
+        self._prefix = ""
+
+    def put_under(self, prefix: str) -> None:
+        """Read the tensors of a base model, which lie under `prefix` in the whole one, by their names there."""
+        self._prefix = prefix
+        self.names = frozenset(prefix + name for name in self.names)
 
     def _add(self, file: str, names: Iterable[str], index: dict[str, str] | None) -> None:
         for name in names:
@@ -49,23 +56,40 @@ class CheckpointReader:
             self._shard_of[name] = file
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._open[self._shard_of[name]].get_slice(name).get_shape())
+        return tuple(self._slice(name).get_shape())
+
+    def stored_dtype(self, name: str) -> str:
+        """The dtype as safetensors spells it."""
+        return str(self._slice(name).get_dtype())
 
     def dtype(self, name: str) -> str:
         """Raises `ValueError` for a dtype that cannot be converted."""
-        stored = str(self._open[self._shard_of[name]].get_slice(name).get_dtype())
+        stored = self.stored_dtype(name)
         if stored not in DTYPES:
             raise ValueError(f"{self.path(name)}: {name} has dtype {stored}, expected {', '.join(DTYPES)}")
         return DTYPES[stored]
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor, as a view of the mapped file."""
-        tensor: torch.Tensor = self._open[self._shard_of[name]].get_tensor(name)
+        stored = name.removeprefix(self._prefix)
+        tensor: torch.Tensor = self._open[self._shard_of[stored]].get_tensor(stored)
+        return tensor
+
+    def read_finite(self, name: str) -> torch.Tensor:
+        """The tensor. Raises `ValueError`, naming it, if a value is NaN or infinite."""
+        tensor = self.read(name)
+        for part in tensor.reshape(-1).split(CHECKED_ELEMENTS) if tensor.numel() else ():
+            if not all(torch.isfinite(bound) for bound in part.aminmax()):
+                raise ValueError(f"{self.path(name)}: {name} holds values that are NaN or infinite")
         return tensor
 
     def path(self, name: str) -> Path:
         """The file that holds a tensor."""
-        return self.folder / self._shard_of[name]
+        return self.folder / self._shard_of[name.removeprefix(self._prefix)]
+
+    def _slice(self, name: str) -> Any:
+        stored = name.removeprefix(self._prefix)
+        return self._open[self._shard_of[stored]].get_slice(stored)
 
 
 def open_safetensors(path: Path) -> Any:

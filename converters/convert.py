@@ -17,7 +17,8 @@ from hybridtrt.converters.checkpoint import (
 )
 from hybridtrt.converters.checkpoint_reader import CheckpointReader
 from hybridtrt.converters.config import ModelConfig
-from hybridtrt.converters.matching import match_sources
+from hybridtrt.converters.fp8 import Fp8Reader
+from hybridtrt.converters.matching import match_sources, place_base_model
 from hybridtrt.converters.model_reader import read_model
 from hybridtrt.converters.origins import Origin, weight_origins
 from hybridtrt.converters.replacing import replacing
@@ -55,7 +56,7 @@ def convert(
     config, sources, reader = _prepare(model_dir, dtype)
     with replacing(out_dir, is_checkpoint) as folder:
         write_safetensors(
-            folder / WEIGHTS, weight_layouts(config), lambda name: sources[name].pieces(reader.read), progress
+            folder / WEIGHTS, weight_layouts(config), lambda name: sources[name].pieces(reader.read_finite), progress
         )
         text = json.dumps(checkpoint_config(config), indent=2, allow_nan=False)
         (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
@@ -77,7 +78,8 @@ def dry_run(model_dir: str | Path, dtype: str | None = None) -> tuple[ModelConfi
 
 def _prepare(model_dir: Path, dtype: str | None) -> tuple[ModelConfig, dict[str, Source], CheckpointReader]:
     model = read_model(model_dir)
-    reader = CheckpointReader(model_dir)
+    reader = CheckpointReader(model_dir) if model.fp8 is None else Fp8Reader(model_dir, model.fp8)
+    place_base_model(model, reader)
     sources = match_sources(model, reader)
     stored = model.dtype or reader.dtype(next(sources["embedding.weight"].tensors(()))[0])
     return replace(model.config, dtype=dtype or stored), sources, reader

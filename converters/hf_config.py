@@ -66,6 +66,10 @@ class HFConfig:
             raise self.error(name, expected)
         return value
 
+    def spelled(self, *names: str) -> str:
+        """The spelling of a key that the file uses; the first one if it uses none."""
+        return next((name for name in names if name in self.values), names[0])
+
     def head_dim(self, hidden_size: int, num_heads: int, *, nullable: bool = False) -> int:
         """`head_dim`; where it is absent the hidden size by the number of heads."""
         if self.values.get("head_dim") is None and hidden_size < num_heads:
@@ -129,7 +133,10 @@ class HFConfig:
         return tuple(ids)
 
     def token_id(self, name: str, default: int | None = None, *, vocab_size: int) -> int | None:
-        """A token id below the vocabulary size; null means none."""
+        """A token id below the vocabulary size; null means none, and so does a `pad_token_id` of -1."""
+        value = self.values.get(name)
+        if name == "pad_token_id" and type(value) is int and value == -1:
+            return None
         ids = self.token_ids(name, default, vocab_size=vocab_size)
         if len(ids) > 1 or isinstance(self.values.get(name), list):
             raise self.error(name, "one token id")

@@ -47,6 +47,21 @@ def match_sources(model: Model, reader: CheckpointReader) -> dict[str, Source]:
     return sources
 
 
+def place_base_model(model: Model, reader: CheckpointReader) -> None:
+    """A model saved without its head has names without the prefix that the whole model gives them: put it back."""
+    rule = model.family.rules(model.config, reader.names)[EMBEDDING]
+    spellings = rule.alternatives if isinstance(rule, FirstOf) else (rule,)
+    names = [name for source in spellings for name, _ in source.tensors(())]
+    if any(name in reader.names for name in names):
+        return
+    for name in names:
+        parts = name.split(".")
+        for i in range(1, len(parts) - 1):
+            if ".".join(parts[i:]) in reader.names:
+                reader.put_under(".".join(parts[:i]) + ".")
+                return
+
+
 def _choose(rule: Source | FirstOf, shape: Shape, reader: CheckpointReader) -> Source:
     return rule.choose(shape, reader.names, reader.shape) if isinstance(rule, FirstOf) else rule
 

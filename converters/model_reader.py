@@ -8,6 +8,7 @@ from pathlib import Path
 from hybridtrt.converters.config import DTYPES, ModelConfig
 from hybridtrt.converters.families import family
 from hybridtrt.converters.family import Family
+from hybridtrt.converters.fp8 import Fp8Config, read_quantization
 from hybridtrt.converters.hf_config import HFConfig
 
 
@@ -19,6 +20,7 @@ class Model:
     config: ModelConfig
     dtype: str | None
     source: str  # the file that describes it
+    fp8: Fp8Config | None = None
 
 
 def read_model(model_dir: str | Path) -> Model:
@@ -26,9 +28,7 @@ def read_model(model_dir: str | Path) -> Model:
     model_dir = Path(model_dir)
     hf = HFConfig.load(model_dir / "config.json")
     found = family(hf.values.get("model_type"))
-    if hf.values.get("quantization_config") is not None:
-        method = hf.section("quantization_config").values.get("quant_method")
-        raise ValueError(f"quantization_config with quant_method={method!r} is not supported ({hf.source})")
+    fp8 = read_quantization(hf)
     try:
         config = found.config(hf)
     except ValueError as error:
@@ -38,7 +38,7 @@ def read_model(model_dir: str | Path) -> Model:
         config = _with_token_ids(config, HFConfig.load(generation))
     dtype_key = "dtype" if hf.values.get("dtype") is not None else "torch_dtype"
     stored = hf.values.get(dtype_key) is not None
-    return Model(found, config, hf.choice(dtype_key, None, DTYPES) if stored else None, hf.source)
+    return Model(found, config, hf.choice(dtype_key, None, DTYPES) if stored else None, hf.source, fp8)
 
 
 def read_model_config(model_dir: str | Path) -> ModelConfig:
