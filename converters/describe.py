@@ -10,6 +10,8 @@ from typing import Any
 from hybridtrt.converters.config import ModelConfig
 from hybridtrt.converters.memory import cache_memory, weight_bytes
 
+SHARED = "shared"  # what the names of weights begin with that several layers use
+
 
 @dataclass(frozen=True)
 class LayerRow:
@@ -30,6 +32,7 @@ class Summary:
     architecture: str
     dtype: str
     parameters: int
+    shared_parameters: int  # of the blocks that several layers use
     weight_bytes: int
     layer_kinds: dict[str, int]  # "mixer / ffn" to number of layers
     kv_bytes_per_token: dict[str, int]  # by page group
@@ -65,6 +68,7 @@ def describe(config: ModelConfig) -> Summary:
         architecture=config.architecture,
         dtype=config.dtype,
         parameters=parameters.total(),
+        shared_parameters=parameters[SHARED],
         weight_bytes=weight_bytes(config),
         layer_kinds=dict(Counter(f"{row.mixer} / {row.ffn}" for row in rows)),
         kv_bytes_per_token=total.kv_bytes_per_token,
@@ -80,7 +84,9 @@ def render(summary: Summary) -> str:
     for row in summary.layers:
         numbers = (row.parameters, row.kv_bytes_per_token, row.state_bytes)
         table.append((str(row.index), row.mixer, row.ffn, *(f"{number:,}" for number in numbers)))
-    outside = summary.parameters - sum(row.parameters for row in summary.layers)
+    if summary.shared_parameters:
+        table.append(("", "shared blocks", "", f"{summary.shared_parameters:,}", "", ""))
+    outside = summary.parameters - summary.shared_parameters - sum(row.parameters for row in summary.layers)
     table.append(("", "embedding, final norm, head", "", f"{outside:,}", "", ""))
     widths = [max(len(line[column]) for line in table) for column in range(len(head))]
     lines = [
@@ -104,6 +110,6 @@ def render(summary: Summary) -> str:
 
 
 def _layer_of(name: str) -> str:
-    """The index in `layers.{i}.…`, or nothing for what lies outside the layers."""
+    """The index in `layers.{i}.…`, `shared` for what several layers use, or nothing for what lies outside of them."""
     parts = name.split(".")
-    return parts[1] if parts[0] == "layers" else ""
+    return parts[1] if parts[0] == "layers" else SHARED if parts[0] == SHARED else ""
