@@ -29,6 +29,8 @@ ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "silu": "silu"}
 
 def _config(wrapper: HFConfig) -> ModelConfig:
     hf = wrapper.text()
+    if hf is wrapper and wrapper.values.get("model_type") == "gemma3":  # a text part that is all defaults
+        hf = HFConfig({"tie_word_embeddings": wrapper.flag("tie_word_embeddings", True)}, wrapper.source)
     pattern = hf.layer_pattern("layer_types", allowed=tuple(ROPES))
     count = hf.layer_count(26, pattern)
     if pattern is None:
