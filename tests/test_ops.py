@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -323,6 +324,38 @@ def test_causal_conv_is_that_of_onnx(length: int) -> None:
         )  # fmt: skip
         np.testing.assert_allclose(mine.numpy().T, output[0], rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(state[1].numpy(), present[0])
+
+
+@pytest.mark.parametrize("walker", WALKERS)
+def test_rms_norm_is_that_of_onnx(walker: str) -> None:
+    """ONNX opset 23 `RMSNormalization` by onnx's own evaluator: plain, without a weight, and group by group."""
+    rng = np.random.default_rng(3)
+    x, weight = rng.standard_normal((4, 3, 6)).astype(np.float32), rng.standard_normal((3, 6)).astype(np.float32)
+    node = onnx.helper.make_node("RMSNormalization", ["X", "scale"], ["Y"], axis=-1, epsilon=1e-3)
+    model = ReferenceEvaluator(one_node(node, ["X", "scale"]))
+    norm = partial(kernel("rms_norm", walker), one_row(4), torch.from_numpy(x), eps=1e-3)
+    for mine, scale in ((norm(weight=torch.from_numpy(weight[0])), weight[0]), (norm(), np.ones(6, np.float32))):
+        np.testing.assert_allclose(mine.numpy(), model.run(None, {"X": x, "scale": scale})[0], rtol=1e-5, atol=1e-5)
+    groups = [model.run(None, {"X": x[:, i], "scale": weight[i]})[0] for i in range(3)]
+    grouped = norm(weight=torch.from_numpy(weight))
+    np.testing.assert_allclose(grouped.numpy(), np.stack(groups, 1), rtol=1e-5, atol=1e-5)
+    program = Program(weights={"w": TensorSpec((2, 6))})
+    with pytest.raises(ValueError, match=r"weight \(2, 6\) does not norm x \('T', 3, 6\)"):
+        program.call(
+            "rms_norm", "norm", program.add_input("x", TensorSpec(("T", 3, 6))), weights={"weight": "w"}, eps=1.0
+        )
+
+
+@pytest.mark.parametrize("walker", WALKERS)
+def test_concat_joins_what_split_cuts(walker: str) -> None:
+    x = torch.randn(4, 7)
+    parts = kernel("split", walker)(one_row(4), x, shapes=[[3], [4]])
+    assert torch.equal(kernel("concat", walker)(one_row(4), *parts), x)
+    program = Program()
+    x3, y2 = program.add_input("x", TensorSpec(("T", 5, 3))), program.add_input("y", TensorSpec(("T", 2)))
+    assert program.values[program.call("concat", "both", x3, x3)[0]].shape == ("T", 5, 6)
+    with pytest.raises(ValueError, match="differ in more than the last dimension"):
+        program.call("concat", "wrong", x3, y2)
 
 
 @pytest.mark.parametrize("walker", WALKERS)
