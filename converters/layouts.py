@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hybridtrt.converters.config import ModelConfig
 from hybridtrt.converters.ffns import Ffn, MoeConfig
-from hybridtrt.converters.mixers import AttentionConfig, GatedDeltaConfig, Mamba2Config, Mixer, MlaConfig
+from hybridtrt.converters.mixers import AttentionConfig, GatedDeltaConfig, KdaConfig, Mamba2Config, Mixer, MlaConfig
 from hybridtrt.converters.sources import (
     AddOne,
     Concat,
@@ -16,6 +16,7 @@ from hybridtrt.converters.sources import (
     FirstOf,
     Named,
     Reshaped,
+    Shape,
     Source,
     Sources,
     SplitRotary,
@@ -130,6 +131,28 @@ def gated_delta(
         "in_proj.weight": Concat(tuple(Named(f"{prefix}.{name}.weight") for name in projections), rows=rows),
         "conv.weight": DropAxis(f"{prefix}.conv1d.weight"),
         "norm.weight": Named(f"{prefix}.{norm}.weight"),
+        "out_proj.weight": Named(f"{prefix}.{out}.weight"),
+    }
+
+
+def kda(prefix: str, config: KdaConfig, forget: str = "", out: str = "o_proj", rates: Shape | None = None) -> Sources:
+    """The names of Kimi Linear, with one convolution or one each for q, k and v.
+
+    `forget` is the prefix of the decay's weights, `rates` the stored shape of `A_log`.
+    """
+    decay = ("f_proj",) if config.decay_rank is None else ("f_a_proj", "f_b_proj")
+    gate = ("g_proj",) if config.gate_rank is None else ("g_a_proj", "g_b_proj")
+    projections = ("q_proj", "k_proj", "v_proj", "b_proj", f"{forget}{decay[0]}", gate[0])
+    rows = (config.inner,) * 3 + config.projections[1:]
+    convolutions = Concat(tuple(DropAxis(f"{prefix}.{name}_conv1d.weight") for name in "qkv"))
+    return {
+        "in_proj.weight": Concat(tuple(Named(f"{prefix}.{name}.weight") for name in projections), rows=rows),
+        "conv.weight": FirstOf((DropAxis(f"{prefix}.conv1d.weight"), convolutions)),
+        "decay_up.weight": Named(f"{prefix}.{forget}{decay[-1]}.weight"),
+        "gate_up.weight": Named(f"{prefix}.{gate[-1]}.weight"),
+        "A_log": Reshaped(f"{prefix}.{forget}A_log", rates or (config.num_heads,)),
+        "dt_bias": Reshaped(f"{prefix}.{forget}dt_bias", (config.inner,)),
+        "norm.weight": Named(f"{prefix}.o_norm.weight"),
         "out_proj.weight": Named(f"{prefix}.{out}.weight"),
     }
 

@@ -35,9 +35,7 @@ def _config(hf: HFConfig) -> ModelConfig:
     window = hf.values.get("sliding_window")
     full = AttentionConfig(
         num_heads=heads,
-        num_kv_heads=hf.integer(
-            "num_key_value_heads", heads if "num_key_value_heads" in hf.values else 8, nullable=True
-        ),
+        num_kv_heads=hf.integer("num_key_value_heads", 8),
         head_dim=head_dim,
         scale=head_dim**-0.5,
         rope=0,
