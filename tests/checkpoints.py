@@ -98,16 +98,18 @@ def random_model(family: str, config: dict[str, Any], seed: int = 0) -> transfor
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         values = SPECIAL_IDS | config
+        kind = transformers.AutoModelForCausalLM
         if "text_config" in values:  # of a vision-language model
+            kind = transformers.AutoModelForImageTextToText
             inner = {key: values[key] for key in ("vocab_size", *SPECIAL_IDS)}
             values["text_config"] = values["text_config"] | inner
         description = transformers.AutoConfig.for_model(model_type(family), **values)
-        model = transformers.AutoModelForCausalLM.from_config(description, dtype=torch.float32)
+        model = kind.from_config(description, dtype=torch.float32)
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 _randomize(name, weight)
             for name, buffer in model.named_buffers():
-                if name.endswith("bias"):  # of the choice of experts
+                if name.endswith(("bias", "biases")):  # of the choice of experts
                     _randomize(name, buffer)
     return model.eval()
 
@@ -121,7 +123,7 @@ def _randomize(name: str, weight: torch.Tensor) -> None:
         weight.uniform_(-6.0, 0.0)
     elif "norm" in name or name.endswith(".D"):
         weight.add_(torch.randn_like(weight), alpha=0.3)
-    elif name.endswith("bias"):
+    elif name.endswith(("bias", "biases")):
         weight.normal_(0.0, 0.1)
     elif "conv1d" in name:
         weight.normal_(0.0, 0.5)
