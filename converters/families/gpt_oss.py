@@ -32,10 +32,7 @@ def _config(hf: HFConfig) -> ModelConfig:
     count = hf.layer_count(36, pattern)
     if pattern is None:
         pattern = tuple("full_attention" if i % 2 else "sliding_attention" for i in range(count))
-    heads = hf.integer("num_attention_heads", 64)
-    hidden = hf.integer("hidden_size", 2880)
-    head_dim = hf.head_dim(hidden, heads, nullable=True) if "head_dim" in hf.values else 64
-    kv_heads = hf.integer("num_key_value_heads", heads, nullable=True) if "num_key_value_heads" in hf.values else 8
+    head_dim = hf.integer("head_dim", 64)
     vocab_size = hf.integer("vocab_size", 201088)
     positions = hf.integer("max_position_embeddings", 131072)
     bias = hf.flag("attention_bias", True)
@@ -44,8 +41,8 @@ def _config(hf: HFConfig) -> ModelConfig:
         windows["sliding_attention"] = hf.integer("sliding_window", 128)
     mixers = {
         kind: AttentionConfig(
-            num_heads=heads,
-            num_kv_heads=kv_heads,
+            num_heads=hf.integer("num_attention_heads", 64),
+            num_kv_heads=hf.integer("num_key_value_heads", 8),
             head_dim=head_dim,
             scale=head_dim**-0.5,
             bias=bias,
@@ -71,7 +68,7 @@ def _config(hf: HFConfig) -> ModelConfig:
     return ModelConfig(
         architecture="gpt_oss",
         vocab_size=vocab_size,
-        hidden_size=hidden,
+        hidden_size=hf.integer("hidden_size", 2880),
         max_position_embeddings=positions,
         norm_eps=hf.number("rms_norm_eps", 1e-5, positive=True),
         layers=tuple(LayerConfig((Block((mixers[kind],)), Block((moe,)))) for kind in pattern),

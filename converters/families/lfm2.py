@@ -74,16 +74,11 @@ def _width(hf: HFConfig) -> int:
     width = hf.integer(key, 12288)
     if not hf.flag("block_auto_adjust_ff_dim", True):
         return width
-    width = int(2 * width / 3)
-    if hf.values.get("block_ffn_dim_multiplier", 1.0) is not None:
-        scaled = hf.number("block_ffn_dim_multiplier", 1.0, positive=True) * width
-        multiple = hf.integer("block_multiple_of", 256)
-        if scaled >= 2**31:
-            raise hf.error("block_ffn_dim_multiplier", f"one that leaves {key}={hf.values[key]} below 2^31")
-        width = -(-int(scaled) // multiple) * multiple
-    if width < 1:
-        raise hf.error(key, "a width of which two thirds are at least 1")
-    return width
+    scaled = hf.number("block_ffn_dim_multiplier", 1.0, positive=True) * int(2 * width / 3)
+    if not 1 <= scaled < 2**31:
+        raise hf.error("block_ffn_dim_multiplier", f"one that keeps two thirds of {key}={width} in 1..2^31")
+    multiple = hf.integer("block_multiple_of", 256)
+    return -(-int(scaled) // multiple) * multiple
 
 
 def mixer_sources(prefix: str, branch: Mixer | Ffn) -> Sources:
