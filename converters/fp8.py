@@ -54,7 +54,9 @@ class Fp8Reader(CheckpointReader):
         """Raises `ValueError` for an FP8 tensor without a scale or with one of another shape or dtype."""
         super().__init__(folder)
         self._block = config.block
-        self._scale_of = {name: self._find_scale(name) for name in self.names if self.stored_dtype(name) == FLOAT8}
+        scales = {name + ending for name in self.names for ending in SCALES} & self.names
+        matrices = [name for name in sorted(self.names - scales) if self.stored_dtype(name) == FLOAT8]
+        self._scale_of = {name: self._find_scale(name) for name in matrices}
         unused = set(self._scale_of.values()) | {name for name in self.names if name.endswith(ACTIVATION_SCALES)}
         self.names -= unused
 
