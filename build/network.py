@@ -29,6 +29,8 @@ def build_program(config: ModelConfig) -> Program:
     (x,) = program.call("embedding", "embedding", ids, weights={"weight": "embedding.weight"})
     if config.embedding_multiplier != 1.0:
         (x,) = scope.call("scale", "embedding_scaled", x, by=config.embedding_multiplier)
+    if config.embedding_affine:
+        x = scope.affine(x, "embedding_affine")
     ropes = []
     for i, rope in enumerate(config.ropes):
         frequencies = {"inv_freq": list(rope.inv_freq), "attention_factor": rope.attention_factor}
@@ -79,6 +81,8 @@ def _block(scope: Scope, x: str, block: Block, shared: Shared, start: str) -> st
         total = scope.norm(total, f"{first}.post_norm")
     residual = {"input": x, "normed": normed, "layer": start}[block.residual]
     skip = _scaled(scope, residual, f"{first}.skip", block.skip_multiplier)
+    if block.affine:
+        total, skip = scope.affine(total, f"{first}.sum_affine"), scope.affine(skip, f"{first}.skip_affine")
     return scope.call("add", f"{first}.residual", skip, total, scale=block.residual_multiplier)[0]
 
 

@@ -60,14 +60,21 @@ class Scope:
             return self.program.call("layer_norm", self.path(name), *operands, weights=weights, eps=eps)[0]
         return self.program.call("rms_norm", self.path(name), *operands, weights=weights, eps=eps, **gating)[0]
 
-    def conv(self, x: str, activation: str | None = "silu") -> str:
-        """Causal convolution `conv.*` over the state pool `conv_state`."""
-        weights = {"weight": self.weight("conv.weight")}
-        if self.weight("conv.bias") in self.program.weights:
-            weights["bias"] = self.weight("conv.bias")
-        caches = {"state": self.path("conv_state")}
+    def affine(self, x: str, name: str) -> str:
+        """(x + `{name}.bias`) * `{name}.weight`, or without a bias where the model has none."""
+        weights = {"weight": self.weight(f"{name}.weight")}
+        if self.weight(f"{name}.bias") in self.program.weights:
+            weights["bias"] = self.weight(f"{name}.bias")
+        return self.program.call("affine", self.path(name), x, weights=weights)[0]
+
+    def conv(self, x: str, activation: str | None = "silu", name: str = "conv") -> str:
+        """Causal convolution `{name}.*` over the state pool `{name}_state`."""
+        weights = {"weight": self.weight(f"{name}.weight")}
+        if self.weight(f"{name}.bias") in self.program.weights:
+            weights["bias"] = self.weight(f"{name}.bias")
+        caches = {"state": self.path(f"{name}_state")}
         return self.program.call(
-            "causal_conv", self.path("conv"), x, weights=weights, caches=caches, activation=activation
+            "causal_conv", self.path(name), x, weights=weights, caches=caches, activation=activation
         )[0]
 
     def split(self, x: str, name: str, *shapes: tuple[int, ...]) -> tuple[str, ...]:

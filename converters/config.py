@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hybridtrt.converters.ffns import FFNS, Ffn
+from hybridtrt.converters.ffns import FFNS, Ffn, MoeConfig
 from hybridtrt.converters.mixers import MIXERS, Mixer, SharedTransformerConfig
 from hybridtrt.converters.plain_data import from_plain, to_plain
 from hybridtrt.converters.weights import WeightTable, matrix, precise
@@ -34,7 +34,7 @@ class Block:
     """skip_multiplier * r + residual_multiplier * post_norm(sum(out * branch(in * n))) with n = pre_norm(x).
 
     Branches run in parallel on the same n, each with its multipliers `in` and `out`; r is the block's input x, or n,
-    or the input of the layer.
+    or the input of the layer. With `affine` both sides of the sum take a learned bias and scale for each channel.
     """
 
     branches: tuple[Mixer | Ffn, ...]
@@ -45,6 +45,7 @@ class Block:
     residual: Literal["input", "normed", "layer"] = "input"
     in_multipliers: tuple[float, ...] = ()  # one a branch; none: 1
     out_multipliers: tuple[float, ...] = ()
+    affine: bool = False
 
     def __post_init__(self) -> None:
         for multipliers in (self.in_multipliers, self.out_multipliers):
@@ -85,6 +86,7 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     head_bias: bool = False
     embedding_multiplier: float = 1.0
+    embedding_affine: bool = False  # a learned bias and scale for each channel of the embeddings
     logits_multiplier: float = 1.0
     logits_softcap: float | None = None  # logits become softcap * tanh(logits / softcap), last
     dtype: str = "float32"  # of the stored matrices
@@ -96,6 +98,7 @@ class ModelConfig:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
         shared: dict[int, Mixer] = {}
+        routers: list[int] = []  # layers whose router passes its state on
         for i, layer in enumerate(self.layers):
             kinds = [branch.kind for branch in layer.branches()]
             if len(set(kinds)) != len(kinds):
@@ -105,6 +108,11 @@ class ModelConfig:
             for branch in layer.branches():
                 if isinstance(branch, SharedTransformerConfig) and shared.setdefault(branch.block, branch) != branch:
                     raise ValueError(f"layer {i}: another layer uses the shared block {branch.block} differently")
+                if isinstance(branch, MoeConfig) and branch.router_mlp is not None:
+                    previous = branch.router_mlp.previous_layer
+                    if previous is not None and previous not in routers:
+                        raise ValueError(f"layer {i}: previous_layer={previous} is no earlier layer with a router MLP")
+                    routers.append(i)
                 rope = getattr(branch, "rope", None)
                 if rope is not None and not 0 <= rope < len(self.ropes):
                     raise ValueError(
@@ -120,12 +128,16 @@ class ModelConfig:
     def weight_table(self) -> WeightTable:
         """Every weight of the network: canonical name to shape and storage rule, in network order."""
         table: WeightTable = {"embedding.weight": matrix(self.vocab_size, self.hidden_size)}
+        if self.embedding_affine:
+            table |= self._affine_weights("embedding_affine")
         for i, layer in enumerate(self.layers):
             for block in layer.blocks:
                 first = f"layers.{i}.{block.branches[0].kind}"
                 for name, there in (("pre_norm", block.pre_norm), ("post_norm", block.post_norm)):
                     if there:
                         table |= self._norm_weights(f"{first}.{name}")
+                if block.affine:
+                    table |= self._affine_weights(f"{first}.sum_affine") | self._affine_weights(f"{first}.skip_affine")
                 for branch in block.branches:
                     for name, spec in branch.weights(self.hidden_size).items():
                         table[f"layers.{i}.{branch.kind}.{name}"] = spec
@@ -141,6 +153,9 @@ class ModelConfig:
     def _norm_weights(self, name: str) -> WeightTable:
         parts = ("weight",) if self.norm == "rms" else ("weight", "bias")
         return {f"{name}.{part}": precise(self.hidden_size) for part in parts}
+
+    def _affine_weights(self, name: str) -> WeightTable:
+        return {f"{name}.{part}": precise(self.hidden_size) for part in ("weight", "bias")}
 
     def caches(self) -> list[CacheSpec]:
         """Every page and state pool of the network, layer by layer."""

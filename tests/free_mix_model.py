@@ -272,7 +272,7 @@ FFNS: dict[str, Any] = {"mlp": Mlp, "moe": Moe}
 
 
 class Layer(nn.Module):
-    """Branches by their kind; the first of a block holds the block's norm."""
+    """Branches by their kind; the first of a block holds the block's norm. From `[1, T, hidden]` to the same."""
 
     def __init__(self, config: FreeMixConfig, entry: dict[str, Any]) -> None:
         super().__init__()
@@ -296,10 +296,11 @@ class Layer(nn.Module):
                 branch.pre_norm = Norm(config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x.squeeze(0)
         for kinds in self.blocks:
             normed = self.get_submodule(kinds[0]).pre_norm(x)
             x = x + sum(self.get_submodule(kind)(normed) for kind in kinds)
-        return x
+        return x.unsqueeze(0)
 
 
 def written_out(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -332,12 +333,12 @@ class FreeMixModel(transformers.PreTrainedModel):
 
     def forward(self, input_ids: Tensor, use_cache: bool = False) -> CausalLMOutput:
         rows = []
-        for ids in input_ids:
+        for ids in input_ids.split(1):
             x = self.embedding(ids) * getattr(self.config, "embedding_multiplier", 1.0)
             for layer in self.layers:
                 x = layer(x)
             rows.append(self.lm_head(self.final_norm(x)))
-        return CausalLMOutput(logits=torch.stack(rows))
+        return CausalLMOutput(logits=torch.cat(rows))
 
 
 transformers.AutoConfig.register("hybridtrt_free_mix", FreeMixConfig)

@@ -129,6 +129,8 @@ def mla_case(rope_dim: int, v_dim: int = 5) -> Case:
 STATEFUL: dict[str, Case] = {
     "causal_conv": ("causal_conv", {"x": (5,)}, {"weight": (5, WIDTH), "bias": (5,)}, {"state": (5, WIDTH - 1)},
                     {"activation": "silu"}),
+    "causal_conv_grouped": ("causal_conv", {"x": (6,)}, {"weight": (6, 3, WIDTH), "bias": (6,)},
+                            {"state": (6, WIDTH - 1)}, {}),
     "causal_conv_plain": ("causal_conv", {"x": (5,)}, {"weight": (5, 2)}, {"state": (5, 1)}, {}),
     "selective_scan": selective_scan_case(1),
     "selective_scan_groups": selective_scan_case(2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hybridtrt.build.ffns.mlp import mlp
+from hybridtrt.build.ffns.router_mlp import router_mlp
 from hybridtrt.build.scope import Scope
 from hybridtrt.converters.ffns import MoeConfig
 
@@ -41,10 +42,14 @@ def _route(scope: Scope, x: str, config: MoeConfig) -> tuple[str, ...]:
     """Weights and numbers of the chosen experts, `[T, k]` each."""
     router = config.router
     bias = {"selection_bias": scope.weight("router.selection_bias")} if router.selection_bias else {}
+    if config.router_mlp is None:
+        logits = scope.linear(x, "router")
+    else:
+        logits = router_mlp(scope.inner("router"), x, config.router_mlp)
     return scope.program.call(
         "router",
         scope.path("routing"),
-        scope.linear(x, "router"),
+        logits,
         weights=bias,
         top_k=config.top_k,
         scoring=router.scoring,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hybridtrt.build.mixers.attention import attention
+from hybridtrt.build.mixers.cca import cca
 from hybridtrt.build.mixers.gated_delta import gated_delta
 from hybridtrt.build.mixers.kda import kda
 from hybridtrt.build.mixers.length_routed import length_routed
@@ -24,6 +25,7 @@ MIXERS: dict[str, Callable[[Scope, str, Any, Shared], str]] = {
     function.__name__: function
     for function in (
         attention,
+        cca,
         gated_delta,
         kda,
         length_routed,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hybridtrt.converters.ffns.mlp import MlpConfig
-from hybridtrt.converters.ffns.router import RouterConfig
+from hybridtrt.converters.ffns.router import RouterConfig, RouterMlpConfig
 from hybridtrt.converters.weights import WeightTable, matrix, precise
 
 
@@ -30,11 +30,20 @@ class MoeConfig:
     shared_intermediate: int = 0  # 0: no shared expert
     shared_gate: bool = False  # the shared expert's output is scaled by sigmoid(w x)
     bias: bool = False  # of the shared expert's and the latent projections
+    router_mlp: RouterMlpConfig | None = None  # in place of the router's projection
+    skip: bool = False  # the router may also choose no expert, its last class
 
     kind: ClassVar[str] = "moe"
 
     def __post_init__(self) -> None:
-        self.router.check(self.num_experts, self.top_k)
+        self.router.check(self.num_classes, self.top_k)
+        if self.router.bias and self.router_mlp is not None:
+            raise ValueError("router.bias=True is that of a projection: expected false with router_mlp")
+
+    @property
+    def num_classes(self) -> int:
+        """What the router chooses from."""
+        return self.num_experts + self.skip
 
     @property
     def shared(self) -> MlpConfig | None:
@@ -45,17 +54,18 @@ class MoeConfig:
 
     def weights(self, hidden: int) -> WeightTable:
         """`experts.gate_up` rows are gate, up; without a gate `experts.up` takes its place."""
-        count, width = self.num_experts, self.latent or hidden
+        count, classes, width = self.num_experts, self.num_classes, self.latent or hidden
         up, rows = ("gate_up", 2 * self.intermediate) if self.gated else ("up", self.intermediate)
-        table = {
-            "router.weight": precise(count, hidden),
-            f"experts.{up}": matrix(count, rows, width),
-            "experts.down": matrix(count, width, self.intermediate),
-        }
+        if self.router_mlp is None:
+            table = {"router.weight": precise(classes, hidden)}
+        else:
+            table = {f"router.{name}": spec for name, spec in self.router_mlp.weights(hidden, classes).items()}
+        table[f"experts.{up}"] = matrix(count, rows, width)
+        table["experts.down"] = matrix(count, width, self.intermediate)
         if self.router.bias:
-            table["router.bias"] = precise(count)
+            table["router.bias"] = precise(classes)
         if self.router.selection_bias:
-            table["router.selection_bias"] = precise(count)
+            table["router.selection_bias"] = precise(classes)
         if self.expert_bias:
             table |= {f"experts.{up}_bias": precise(count, rows), "experts.down_bias": precise(count, width)}
         if self.latent:

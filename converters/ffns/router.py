@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from hybridtrt.converters.weights import WeightTable, precise
+
 
 @dataclass(frozen=True)
 class RouterConfig:
@@ -46,3 +48,24 @@ class RouterConfig:
                 f"num_experts_per_tok={top_k} exceeds the {self.top_groups * size} experts of topk_group="
                 f"{self.top_groups} groups"
             )
+
+
+@dataclass(frozen=True)
+class RouterMlpConfig:
+    """Router logits by an MLP on a narrow projection of the token, to which the same of an earlier layer is added.
+
+    `previous_layer` is the layer whose sum this one takes up, scaled channel by channel; None in the first.
+    """
+
+    hidden: int
+    previous_layer: int | None = None
+
+    def weights(self, hidden: int, num_classes: int) -> WeightTable:
+        """Names relative to `router.`."""
+        own = self.hidden
+        table = {"down.weight": precise(own, hidden), "down.bias": precise(own), "norm.weight": precise(own)}
+        for name in ("fc1", "fc2"):
+            table |= {f"{name}.weight": precise(own, own), f"{name}.bias": precise(own)}
+        if self.previous_layer is not None:
+            table["state_scale.weight"] = precise(own)
+        return table | {"out.weight": precise(num_classes, own)}

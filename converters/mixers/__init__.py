@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import get_args
 
 from hybridtrt.converters.mixers.attention import AttentionConfig
+from hybridtrt.converters.mixers.cca import CcaConfig
 from hybridtrt.converters.mixers.gated_delta import GatedDeltaConfig
 from hybridtrt.converters.mixers.kda import KdaConfig
 from hybridtrt.converters.mixers.length_routed import LengthRoutedConfig
@@ -22,6 +23,7 @@ from hybridtrt.converters.mixers.short_conv import ShortConvConfig
 
 Mixer = (
     AttentionConfig
+    | CcaConfig
     | GatedDeltaConfig
     | KdaConfig
     | LengthRoutedConfig
@@ -39,6 +41,7 @@ MIXERS: dict[str, type[Mixer]] = {cls.kind: cls for cls in get_args(Mixer)}
 __all__ = [
     "MIXERS",
     "AttentionConfig",
+    "CcaConfig",
     "GatedDeltaConfig",
     "KdaConfig",
     "LengthRoutedConfig",

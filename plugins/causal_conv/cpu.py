@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hybridtrt.plugins.causal_conv.reference import tap
 from hybridtrt.plugins.ragged import Step
 
 
@@ -23,9 +24,13 @@ def causal_conv(
     padded[token_at] = x
     padded[state_at] = state[step.state_src].transpose(1, 2).to(x.dtype)
     state[step.state_dst] = padded[ends[:, None] - past + before].transpose(1, 2).to(state.dtype)
-    y = x * weight[:, past]
-    for tap in range(past):
-        y.addcmul_(padded[token_at - past + tap], weight[:, tap])
+    y = tap(x, weight[..., past])
+    for w in range(past):
+        earlier = padded[token_at - past + w]
+        if weight.dim() == 2:
+            y.addcmul_(earlier, weight[:, w])
+        else:
+            y += tap(earlier, weight[..., w])
     if bias is not None:
         y += bias
     return F.silu(y) if activation == "silu" else y

@@ -24,14 +24,14 @@ def experts(
     gated: bool = True,
     clamp: float | None = None,
 ) -> Tensor:
-    """`[T, hidden]` to the same."""
+    """`[T, hidden]` to the same. Numbers beyond the last expert stand for none."""
     order = experts.flatten().argsort(stable=True)
     tokens = order // experts.shape[1]
     scales = weights.flatten()[order].unsqueeze(-1)
     counts = experts.flatten().bincount(minlength=up.shape[0]).tolist()
     y = torch.zeros_like(x)
     end = 0
-    for expert, count in enumerate(counts):
+    for expert, count in enumerate(counts[: up.shape[0]]):
         if count:
             start, end = end, end + count
             h = F.linear(x[tokens[start:end]], up[expert], None if up_bias is None else up_bias[expert])

@@ -27,6 +27,8 @@ def experts(
     y = torch.zeros_like(x)
     for t, choices in enumerate(experts.tolist()):
         for j, expert in enumerate(choices):
+            if expert >= up.shape[0]:
+                continue  # stands for no expert
             h = up[expert].to(x.dtype) @ x[t]
             if up_bias is not None:
                 h = h + up_bias[expert]

@@ -1,4 +1,4 @@
-"""K_t = sum over s <= t of E[s] k_s^T, V_t = sum of E[s] v_s^T, y_t = softmax(scale * q_t K_t^T) V_t, token by token."""
+"""K_t = sum of E[s] k_s^T and V_t = sum of E[s] v_s^T over s <= t, y_t = softmax(scale * q_t K_t^T) V_t."""
 
 from __future__ import annotations
 

@@ -32,6 +32,22 @@ def check_activation(kind: str, gated: bool = False) -> None:
     require(kind in known, f"activation {kind!r} is not one of {known}")
 
 
+def _affine(inputs: list[TensorSpec], weights: Weights, attributes: Attributes) -> list[TensorSpec]:
+    (x,) = inputs
+    for name, weight in weights.items():
+        fits = len(weight.shape) == len(x.shape) - 1 and all(
+            b in (a, 1) for a, b in zip(x.shape[1:], weight.shape, strict=True)
+        )
+        require(fits, f"{name} {weight.shape} does not broadcast to a token of {x.shape}")
+    return [x]
+
+
+def _mean_heads(inputs: list[TensorSpec], weights: Weights, attributes: Attributes) -> list[TensorSpec]:
+    (x,) = inputs
+    require(len(x.shape) == 4, f"{x.shape} is not [T, groups, heads, n]")
+    return [TensorSpec((*x.shape[:2], 1, x.shape[3]), x.dtype)]
+
+
 def _activation(inputs: list[TensorSpec], weights: Weights, attributes: Attributes) -> list[TensorSpec]:
     check_activation(attributes["kind"])
     return [inputs[0]]
@@ -70,6 +86,16 @@ SPECS = (
     OpSpec("add", _pair, per_element(2), inputs=("x", "y"), attributes=("scale",), aliases=((0, 0),)),
     OpSpec("multiply", _pair, per_element(1), inputs=("x", "y"), aliases=((0, 0),)),
     OpSpec("scale", _same, per_element(1), inputs=("x",), attributes=("by",), aliases=((0, 0),)),
+    OpSpec(
+        "affine",
+        _affine,
+        per_element(2),
+        inputs=("x",),
+        weights=("weight",),
+        optional_weights=("bias",),
+        aliases=((0, 0),),
+    ),
+    OpSpec("mean_heads", _mean_heads, per_element(1), inputs=("x",)),
     OpSpec("activation", _activation, per_element(4), inputs=("x",), attributes=("kind",), aliases=((0, 0),)),
     OpSpec("gated_activation", _gated_activation, per_element(3), inputs=("x",), attributes=("kind", "gate_scale")),
     OpSpec("split", _split, per_element(0), inputs=("x",), attributes=("shapes",)),

@@ -3,13 +3,27 @@
 from hybridtrt.plugins.pointwise.reference import (
     activation,
     add,
+    affine,
     concat,
     flatten,
     gated_activation,
     gather_rows,
+    mean_heads,
     multiply,
     scale,
     split,
 )
 
-__all__ = ["activation", "add", "concat", "flatten", "gated_activation", "gather_rows", "multiply", "scale", "split"]
+__all__ = [
+    "activation",
+    "add",
+    "affine",
+    "concat",
+    "flatten",
+    "gated_activation",
+    "gather_rows",
+    "mean_heads",
+    "multiply",
+    "scale",
+    "split",
+]

@@ -57,6 +57,16 @@ def scale(step: Step, x: Tensor, *, by: float) -> Tensor:
     return x * by
 
 
+def affine(step: Step, x: Tensor, *, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(x + bias) * weight, both broadcast over the tokens of x."""
+    return (x if bias is None else x + bias) * weight
+
+
+def mean_heads(step: Step, x: Tensor) -> Tensor:
+    """The mean of the heads of each group, `[T, groups, heads, n]` to `[T, groups, 1, n]`."""
+    return x.mean(2, keepdim=True)
+
+
 def activation(step: Step, x: Tensor, *, kind: str) -> Tensor:
     """act(x)."""
     return activate(x, kind)
