@@ -68,4 +68,5 @@ def _unfused(
         sink = sinks.to(q.dtype).reshape(1, keys.shape[1], -1, 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, sink], dim=-1)
     weights = scores.softmax(-1)[..., : keys.shape[2]]
-    return (weights @ values.unsqueeze(2)).flatten(1, 2)
+    attended: Tensor = weights @ values.unsqueeze(2)
+    return attended.flatten(1, 2)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from hybridtrt.plugins.ragged import Step
+
+
+_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda logits: logits.softmax(-1),
+    "softmax_topk": lambda logits: logits,
+    "sigmoid": torch.sigmoid,
+}
 
 
 def router(
@@ -27,7 +36,7 @@ def router(
     if scoring == "sparsemixer":
         weights, experts = _sparsemixer(logits, top_k, jitter_eps)
     else:
-        scores = {"softmax": logits.softmax(-1), "softmax_topk": logits, "sigmoid": logits.sigmoid()}[scoring]
+        scores = _SCORES[scoring](logits)
         preference = scores if selection_bias is None else scores + selection_bias
         if num_groups > 1:
             preference = _best_groups(preference, num_groups, top_groups, group_score)
