@@ -9,7 +9,6 @@ from torch import Tensor
 
 from hybridtrt.plugins.ragged import Step
 
-
 _SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda logits: logits.softmax(-1),
     "softmax_topk": lambda logits: logits,
