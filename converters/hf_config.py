@@ -142,15 +142,17 @@ class HFConfig:
             raise self.error(name, "one token id")
         return ids[0] if ids else None
 
-    def text(self) -> HFConfig:
+    def text(self, *wrappers: str) -> HFConfig:
         """The text part of a vision-language model, `text_config`; the whole where there is no such key.
 
+        In a `model_type` that is one of `wrappers`, a part that is absent is all defaults.
         What the wrapper says of tied embeddings holds, and of special tokens if the text part says nothing.
         """
-        if "text_config" not in self.values:
+        there = "text_config" in self.values
+        if not there and self.values.get("model_type") not in wrappers:
             return self
         section = self.section("text_config")
-        if not section.values:
+        if there and not section.values:
             raise self.error("text_config", "an object that is not empty")
         outer = {key: self.values[key] for key in (*TOKEN_KEYS, TIE_KEY) if self.values.get(key) is not None}
         inner = {key: value for key, value in section.values.items() if key not in outer or value is not None}

@@ -17,12 +17,13 @@ from hybridtrt.converters.layouts import gated_delta
 from hybridtrt.converters.mixers import GatedDeltaConfig, Mixer
 from hybridtrt.converters.sources import Sources
 
+WRAPPERS = ("qwen3_5", "qwen3_5_moe")
 IN_PROJ = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 
 
 def _config(hf: HFConfig) -> ModelConfig:
     experts = str(hf.values.get("model_type")).startswith("qwen3_5_moe")
-    text = hf.text()
+    text = hf.text(*WRAPPERS)
     activation = text.choice("hidden_act", "silu", ("silu",))
     if experts:
         mixers = read_mixers(text, 40, kv_heads=2)
@@ -53,7 +54,7 @@ def _branch(prefix: str, branch: Mixer | Ffn) -> Sources:
 
 
 FAMILY = Family(
-    model_types=("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"),
+    model_types=(*WRAPPERS, "qwen3_5_moe_text", "qwen3_5_text"),
     config=_config,
     sources=lambda config: DECODER.sources(config, _branch),
     ignored=("model.visual.*", "mtp.*", "*.rotary_emb.inv_freq"),  # mtp: layers for multi-token prediction
