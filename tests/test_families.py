@@ -21,7 +21,18 @@ from hybridtrt.converters.ffns import MlpConfig
 from hybridtrt.converters.hf_config import HFConfig
 from hybridtrt.converters.mixers import AttentionConfig, Mamba2Config
 from hybridtrt.converters.model_reader import read_model, read_model_config
-from hybridtrt.converters.sources import AddOne, Concat, Deinterleave, DropAxis, FirstOf, Named, Source, Stack
+from hybridtrt.converters.sources import (
+    AddOne,
+    Concat,
+    Deinterleave,
+    DropAxis,
+    FirstOf,
+    Named,
+    Source,
+    SplitPairs,
+    Stack,
+    Transposed,
+)
 
 VARIANTS = [name for name in TINY if name.partition(".")[0] in families() and not name.startswith("hybridtrt_")]
 WRONG_VALUES: tuple[Any, ...] = (
@@ -349,6 +360,8 @@ def test_only_the_zero_centred_norms_are_shifted() -> None:
 
 def test_transforms() -> None:
     tensors = {"a": torch.arange(12).reshape(6, 2), "b": torch.arange(2).reshape(1, 2), "c": torch.zeros(3, 1, 4)}
+    tensors |= {"d": torch.arange(12).reshape(2, 3, 2), "e": torch.arange(8).reshape(1, 2, 4)}
+    tensors["f"] = tensors["e"].reshape(2, 4)
 
     def result(source: Source, shape: tuple[int, ...]) -> list[int]:
         for name, needed in source.tensors(shape):
@@ -362,6 +375,9 @@ def test_transforms() -> None:
     assert result(Deinterleave("a", 2, (1, 2)), (6, 2)) == [0, 1, 6, 7, 2, 3, 4, 5, 8, 9, 10, 11]
     assert result(AddOne("b"), (1, 2)) == [1, 2]
     assert result(DropAxis("c"), (3, 4)) == [0] * 12
+    assert result(Transposed("d"), (2, 2, 3)) == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
+    assert result(SplitPairs(Transposed("e")), (1, 4, 2)) == [0, 4, 2, 6, 1, 5, 3, 7]
+    assert result(SplitPairs(Named("f")), (2, 4)) == [0, 2, 1, 3, 4, 6, 5, 7]
     either = FirstOf((Named("x"), Named("b")))
     assert either.choose((1, 2), tensors) == Named("b")
     assert either.choose((1, 2), {}) == Named("x")

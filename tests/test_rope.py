@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from hybridtrt.converters.config import ModelConfig
 from hybridtrt.converters.hf_config import HFConfig
 from hybridtrt.converters.rope import read_rope
 
@@ -85,6 +86,8 @@ def test_defaults_nesting_and_length() -> None:
     rope = read(long, original_max_position_embeddings=32)
     assert (rope.inv_freq, rope.max_positions) == (plain.inv_freq, 32)
     assert rope.attention_factor == pytest.approx(math.sqrt(1 + math.log(4) / math.log(32)))
+    assert ModelConfig("none", 9, 8, 128, 1e-6, layers=(), ropes=(plain,)).max_length == 128
+    assert ModelConfig("none", 9, 8, 128, 1e-6, layers=(), ropes=(plain, rope)).max_length == 32
     assert read(long | {"short_mscale": 1.25, "long_mscale": 1.5}).attention_factor == 1.25
 
 

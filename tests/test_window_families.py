@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from checkpoints import TINY, tiny_model
+from checkpoints import TINY, tiny_checkpoint, tiny_model
+from engines import make_engine, oracle_logits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_families import mapped, saved_config, through_transformers
 
+from hybridtrt.build.engine import BuildConfig
 from hybridtrt.converters.config import ModelConfig
 from hybridtrt.converters.ffns import MlpConfig
 from hybridtrt.converters.mixers import AttentionConfig, RgLruConfig, ShortConvConfig
 from hybridtrt.plugins.caches import PageSpec
+from hybridtrt.runtime.engine import Engine, EngineOptions
+from hybridtrt.runtime.load import load_runner
+from hybridtrt.runtime.request import Request, SamplingParams
+from hybridtrt.runtime.verify import agreeing_tokens
 
 FAMILIES = ("gemma3_text", "gpt_oss", "granitemoe_swa", "lfm2", "lfm2_moe", "lfm3", "recurrent_gemma")
 
@@ -74,6 +82,21 @@ def test_windows_are_page_groups_of_their_own() -> None:
     config = mapped(saved_config("gemma3_text"))
     specs = [spec for spec in config.caches() if isinstance(spec, PageSpec)]
     assert [(spec.group, spec.window) for spec in specs] == [("window_8", 8)] * 5 + [("full_attention", None)]
+
+
+def test_the_longest_requests_run_together_behind_a_window(tmp_path: Path) -> None:
+    """A full batch at the engine's limits: prompts longer than the window, and pages that end inside it."""
+    limits = BuildConfig(max_batch_size=3, max_num_tokens=16, max_seq_len=61, tokens_per_block=4)
+    model = Path(shutil.copytree(tiny_checkpoint("gemma3_text"), tmp_path / "model"))
+    engine = Engine(load_runner(make_engine(model, limits)), options=EngineOptions(poison=True))
+    prompts = [tuple((7 * i + 3 * t) % 96 for t in range(57)) for i in range(3)]
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    results = engine.generate([Request(str(i), prompt, params) for i, prompt in enumerate(prompts)])
+    engine.check_integrity()
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.error is None
+        expected = oracle_logits(tiny_model("gemma3_text"), [*prompt, *result.token_ids])
+        assert agreeing_tokens(expected[len(prompt) - 1 : -1], result.token_ids) == 4
 
 
 def test_gemma3_in_the_spelling_of_version_4() -> None:
