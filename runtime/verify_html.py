@@ -20,7 +20,7 @@ body { background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sa
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 svg { width: 100%; height: auto; } svg text { fill: var(--muted); font-size: 11px; }
 .good { fill: var(--good); color: var(--good); } .bad { fill: var(--bad); color: var(--bad); font-weight: 600; }
-.grid { stroke: var(--faint); } .limit { stroke: var(--bad); stroke-dasharray: 5 4; }
+.grid { stroke: var(--faint); } .limit { stroke: var(--text); stroke-dasharray: 5 4; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .2rem .6rem; border-bottom: 1px solid var(--faint); }
 th { color: var(--muted); font-weight: 500; } td.word, th.word { text-align: left; }
@@ -92,7 +92,7 @@ def _picture(report: VerifyReport) -> str:
             parts.append(f'<text x="{x:.1f}" y="{TOP - 10}" text-anchor="{anchor}">first departs: {layer.layer}</text>')
     y = height(report.threshold)
     parts.append(f'<line class="limit" x1="{LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
-    parts.append(f'<text x="{WIDTH}" y="{y - 5:.1f}" text-anchor="end">threshold {report.threshold:g}</text>')
+    parts.append(f'<text x="{WIDTH}" y="{HEIGHT - 6}" text-anchor="end">dashed: threshold {report.threshold:g}</text>')
     parts.append(f'<text x="{LEFT}" y="{HEIGHT - 6}">layer (the first bar is the embedding)</text></svg>')
     return "\n".join(parts)
 

@@ -16,7 +16,8 @@ LINE_SECONDS = 5.0
 def byte_progress(label: str) -> Iterator[Callable[[int, int], None]]:
     """Yields a function of bytes done and bytes in all."""
     if sys.stderr.isatty():
-        with tqdm(desc=label, unit="B", unit_scale=True, leave=True) as bar:
+        shown = "{desc}: {percentage:3.0f}%|{bar}| {n:.2f} of {total:.2f} GB [{elapsed}<{remaining}, {rate_noinv_fmt}]"
+        with tqdm(desc=label, total=0, unit="GB", unit_scale=1e-9, bar_format=shown, leave=True) as bar:
 
             def draw(done: int, total: int) -> None:
                 bar.total = total
