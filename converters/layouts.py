@@ -124,7 +124,14 @@ def gated_delta(
     prefix: str, config: GatedDeltaConfig, projections: tuple[str, ...], norm: str = "norm", out: str = "out_proj"
 ) -> Sources:
     """A gated delta rule whose `projections` give, in this order, parts of q, k, v, z, b, a; convolution `conv1d`."""
-    rows = (config.k_dim, config.k_dim, config.v_dim, config.v_dim, config.num_v_heads, config.num_v_heads)
+    rows: tuple[int, ...] = (
+        config.k_dim,
+        config.k_dim,
+        config.v_dim,
+        config.v_dim,
+        config.num_v_heads,
+        config.num_v_heads,
+    )
     joined = len(rows) - len(projections)  # of the first projections in one
     rows = (sum(rows[: joined + 1]), *rows[joined + 1 :])
     return _named(prefix, "A_log", "dt_bias") | {

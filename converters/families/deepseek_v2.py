@@ -5,6 +5,8 @@ Facts from transformers' `DeepseekV2Config` and its modelling code, which does n
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hybridtrt.converters.config import Block, LayerConfig, ModelConfig
 from hybridtrt.converters.family import Family
 from hybridtrt.converters.ffns import Ffn, MlpConfig, MoeConfig, RouterConfig
@@ -47,18 +49,15 @@ def _moe(hf: HFConfig, activation: str, bias: bool) -> MoeConfig:
     intermediate = hf.integer("moe_intermediate_size", 1407)
     if hf.values.get("norm_topk_prob") not in (None, False):
         raise hf.error("norm_topk_prob", "false")
-    groups = hf.choice("topk_method", "greedy", ("greedy", "group_limited_greedy")) != "greedy"
+    router = RouterConfig("softmax", scaling=hf.number("routed_scaling_factor", 1.0))
+    if hf.choice("topk_method", "greedy", ("greedy", "group_limited_greedy")) != "greedy":
+        groups, top_groups = hf.integer("n_group"), hf.integer("topk_group")
+        router = replace(router, num_groups=groups, top_groups=top_groups, group_score="max")
     return MoeConfig(
         num_experts=hf.integer("n_routed_experts", 64, maximum=MAX_EXPERTS),
         top_k=hf.integer("num_experts_per_tok"),
         intermediate=intermediate,
-        router=RouterConfig(
-            "softmax",
-            scaling=hf.number("routed_scaling_factor", 1.0),
-            num_groups=hf.integer("n_group") if groups else 1,
-            top_groups=hf.integer("topk_group") if groups else 1,
-            group_score="max",
-        ),
+        router=router,
         activation=activation,
         shared_intermediate=hf.integer("n_shared_experts", 2) * intermediate,
         bias=bias,

@@ -55,7 +55,7 @@ def _moe(hf: HFConfig, activation: str) -> MoeConfig:
         router=RouterConfig(
             "sigmoid",
             renormalize=renormalize,
-            renormalize_eps=1e-20,
+            renormalize_eps=1e-20 if renormalize else 0.0,
             scaling=hf.number("routed_scaling_factor", 2.5),
             selection_bias=True,
             num_groups=hf.integer("n_group", 8),
