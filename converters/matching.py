@@ -37,7 +37,7 @@ def match_sources(model: Model, reader: CheckpointReader) -> dict[str, Source]:
     surplus = [
         name
         for name in sorted(reader.names - set(needed))
-        if not any(fnmatchcase(name, pattern) for pattern in model.family.ignored)
+        if not any(fnmatchcase(name, pattern) for pattern in model.ignored)
     ]
     if missing or surplus:
         raise ValueError(_contradiction(missing, surplus, model, reader))

@@ -20,6 +20,7 @@ class Model:
     config: ModelConfig
     dtype: str | None
     source: str  # the file that describes it
+    ignored: tuple[str, ...]  # patterns of tensors that are not needed
     fp8: Fp8Config | None = None
 
 
@@ -31,6 +32,7 @@ def read_model(model_dir: str | Path) -> Model:
     fp8 = read_quantization(hf)
     try:
         config = found.config(hf)
+        ignored = found.ignores(hf, config)
     except ValueError as error:
         raise error if hf.source in str(error) else ValueError(f"{error} ({hf.source})") from None
     generation = model_dir / "generation_config.json"
@@ -38,7 +40,7 @@ def read_model(model_dir: str | Path) -> Model:
         config = _with_token_ids(config, HFConfig.load(generation))
     dtype_key = "dtype" if hf.values.get("dtype") is not None else "torch_dtype"
     stored = hf.values.get(dtype_key) is not None
-    return Model(found, config, hf.choice(dtype_key, None, DTYPES) if stored else None, hf.source, fp8)
+    return Model(found, config, hf.choice(dtype_key, None, DTYPES) if stored else None, hf.source, ignored, fp8)
 
 
 def read_model_config(model_dir: str | Path) -> ModelConfig:

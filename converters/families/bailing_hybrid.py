@@ -105,4 +105,5 @@ FAMILY = Family(
     config=_config,
     sources=lambda config: either(HUB.sources(config, _hub_branch), DECODER.sources(config, _branch)),
     ignored=("*.rotary_emb.inv_freq",),
+    prediction_layers=("num_nextn_predict_layers", "num_mtp_layers"),
 )
