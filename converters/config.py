@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hybridtrt.converters.ffns import FFNS, Ffn, MoeConfig
+from hybridtrt.converters.ffns import FFNS, Ffn
 from hybridtrt.converters.mixers import MIXERS, Mixer, SharedTransformerConfig
 from hybridtrt.converters.plain_data import from_plain, to_plain
 from hybridtrt.converters.weights import WeightTable, matrix, precise
@@ -98,7 +98,6 @@ class ModelConfig:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
         shared: dict[int, Mixer] = {}
-        routers: list[int] = []  # layers whose router passes its state on
         for i, layer in enumerate(self.layers):
             kinds = [branch.kind for branch in layer.branches()]
             if len(set(kinds)) != len(kinds):
@@ -108,11 +107,6 @@ class ModelConfig:
             for branch in layer.branches():
                 if isinstance(branch, SharedTransformerConfig) and shared.setdefault(branch.block, branch) != branch:
                     raise ValueError(f"layer {i}: another layer uses the shared block {branch.block} differently")
-                if isinstance(branch, MoeConfig) and branch.router_mlp is not None:
-                    previous = branch.router_mlp.previous_layer
-                    if previous is not None and previous not in routers:
-                        raise ValueError(f"layer {i}: previous_layer={previous} is no earlier layer with a router MLP")
-                    routers.append(i)
                 rope = getattr(branch, "rope", None)
                 if rope is not None and not 0 <= rope < len(self.ropes):
                     raise ValueError(

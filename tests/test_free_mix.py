@@ -171,6 +171,8 @@ def test_low_rank_caches_do_not_grow_with_the_sequence() -> None:
         ({"layers": [{"ffn": MLP | {"activation": "tanhh"}}]}, "activation 'tanhh' is not one of"),
         ({"layers": [{"ffn": MOE | {"top_k": 5}}]}, r"num_experts_per_tok=5 is not in 1\.\.4"),
         ({"layers": [{"ffn": MOE | {"router": {"scoring": "best"}}}]}, "ffn.router.scoring='best': expected"),
+        ({"layers": [{"ffn": MOE | {"router_mlp": {"hidden": 0}}}]}, "router_mlp.hidden=0: expected an integer"),
+        ({"layers": [{"ffn": MOE | {"router_mlp": {"hidden": 4, "previous_layer": 0}}}]}, "previous_layer=0: expected an"),
         ({"layers": [{"ffn": MLP, "repeat": 0}]}, r"repeat=0: expected an integer in 1\.\.4096 \(.*layers"),
         ({"layers": [{"ffn": MLP, "repeat": 4000}] * 2}, "repeat=4000: expected at most 4096 layers in all"),
         ({"layers": [{"layers": [{"layers": [{"ffn": MLP}]}]}]}, r"layers is not known: .*layers\[0\], layers\[0\]"),
@@ -200,7 +202,8 @@ def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 @pytest.mark.parametrize("key", BRANCHES)
 def test_no_value_anywhere_makes_anything_but_a_value_error_or_a_network(key: str) -> None:
     refused = accepted = 0
-    for branch in filter(None, BRANCHES[key]):
+    routed = [MOE | {"router_mlp": {"hidden": 4}, "skip": True}] if key == "ffn" else []
+    for branch in filter(None, BRANCHES[key] + routed):
         group = {"layers": [{key: branch, "parallel": False, "repeat": 1}], "repeat": 2}
         values = PLAIN | {"ropes": [{"dim": 6, "rope_theta": 100.0}], "tie_word_embeddings": True, "layers": [group]}
         for *path, last in paths(values):

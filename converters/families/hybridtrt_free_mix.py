@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any
+from typing import Any, get_args
 
 from hybridtrt.converters.config import Block, LayerConfig, ModelConfig, RopeConfig
 from hybridtrt.converters.family import Family
@@ -21,6 +21,7 @@ from hybridtrt.converters.sources import Named, Sources
 from hybridtrt.plugins.pointwise import check_activation
 
 MAX_INTEGER = 2**31 - 1
+INDICES = ("rope", "previous_layer")
 KEYS = (
     "vocab_size",
     "hidden_size",
@@ -51,13 +52,15 @@ def _config(hf: HFConfig) -> ModelConfig:
     vocab_size = hf.integer("vocab_size")
     positions = hf.integer("max_position_embeddings", 2048)
     ropes = tuple(_rope(entry, positions) for entry in _objects(hf, "ropes")) if hf.values.get("ropes") else ()
+    layers = _layers(hf, positions, ropes)
+    _check_routers(hf, layers)
     return ModelConfig(
         architecture="hybridtrt_free_mix",
         vocab_size=vocab_size,
         hidden_size=hf.integer("hidden_size"),
         max_position_embeddings=positions,
         norm_eps=hf.number("norm_eps", 1e-6, positive=True),
-        layers=_layers(hf, positions, ropes),
+        layers=layers,
         ropes=ropes,
         tie_word_embeddings=hf.flag("tie_word_embeddings", False),
         embedding_multiplier=hf.number("embedding_multiplier", 1.0),
@@ -109,6 +112,20 @@ def _layer(entry: HFConfig, positions: int, ropes: tuple[RopeConfig, ...]) -> La
     return LayerConfig(tuple(Block((branch,)) for branch in branches))
 
 
+def _check_routers(hf: HFConfig, layers: tuple[LayerConfig, ...]) -> None:
+    """A router takes up the state of one that has run."""
+    passed_on: list[int | None] = [None]
+    for i, layer in enumerate(layers):
+        for branch in layer.branches():
+            router = getattr(branch, "router_mlp", None)
+            if router is not None and router.previous_layer not in passed_on:
+                raise ValueError(
+                    f"layer {i}: previous_layer={router.previous_layer}: expected an earlier layer with a router_mlp "
+                    f"({hf.source})"
+                )
+            passed_on += [] if router is None else [i]
+
+
 def _branch(entry: HFConfig, key: str, union: Any, kinds: dict[str, Any], positions: int) -> Any:
     """A mixer or ffn from its fields; absent ones take the defaults of its class."""
     value = entry.values.get(key)
@@ -134,15 +151,16 @@ def _branch(entry: HFConfig, key: str, union: Any, kinds: dict[str, Any], positi
 
 
 def _check_sizes(cls: type, values: dict[str, Any], name: str) -> None:
-    """Integers are sizes and counts: at least 1, or 0 where that means none."""
+    """Integers are sizes and counts: at least 1, or 0 where that means none; or they are indices."""
     hints = field_types(cls)
     for field in fields(cls):
         value = values.get(field.name)
-        minimum = 0 if field.default == 0 or field.name == "rope" else 1
+        minimum = 0 if field.default == 0 or field.name in INDICES else 1
         if hints[field.name] in (int, int | None) and type(value) is int and not minimum <= value <= MAX_INTEGER:
             raise ValueError(f"{name}.{field.name}={value}: expected an integer in {minimum}..{MAX_INTEGER}")
-        if is_dataclass(hints[field.name]) and isinstance(value, dict):
-            _check_sizes(hints[field.name], value, f"{name}.{field.name}")
+        nested = _nested(hints[field.name])
+        if nested is not None and isinstance(value, dict):
+            _check_sizes(nested, value, f"{name}.{field.name}")
 
 
 def _filled(cls: type, values: dict[str, Any], positions: int) -> dict[str, Any]:
@@ -154,9 +172,16 @@ def _filled(cls: type, values: dict[str, Any], positions: int) -> dict[str, Any]
     if hints.get("scale") is float and type(values.get("head_dim")) is int:
         filled.setdefault("scale", values["head_dim"] ** -0.5)
     for name, hint in hints.items():
-        if isinstance(hint, type) and is_dataclass(hint) and isinstance(filled.get(name, {}), dict):
-            filled[name] = _filled(hint, filled.get(name, {}), positions)
+        nested = _nested(hint)
+        if nested is not None and isinstance(filled.get(name, {}), dict):
+            filled[name] = _filled(nested, filled.get(name, {}), positions)
     return filled
+
+
+def _nested(hint: Any) -> type | None:
+    """The dataclass of a field that holds one, or may hold one."""
+    options = (hint, *get_args(hint))
+    return next((option for option in options if isinstance(option, type) and is_dataclass(option)), None)
 
 
 def _objects(hf: HFConfig, name: str) -> list[HFConfig]:
