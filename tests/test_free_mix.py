@@ -172,7 +172,7 @@ def test_low_rank_caches_do_not_grow_with_the_sequence() -> None:
         ({"layers": [{"ffn": MOE | {"top_k": 5}}]}, r"num_experts_per_tok=5 is not in 1\.\.4"),
         ({"layers": [{"ffn": MOE | {"router": {"scoring": "best"}}}]}, "ffn.router.scoring='best': expected"),
         ({"layers": [{"ffn": MOE | {"router_mlp": {"hidden": 0}}}]}, "router_mlp.hidden=0: expected an integer"),
-        ({"layers": [{"ffn": MOE | {"router_mlp": {"hidden": 4, "previous_layer": 0}}}]}, "previous_layer=0: expected an"),
+        ({"layers": [{"ffn": MOE | {"router_mlp": {"hidden": 4, "previous_layer": 0}}}]}, "previous_layer=0: expected"),
         ({"layers": [{"ffn": MLP, "repeat": 0}]}, r"repeat=0: expected an integer in 1\.\.4096 \(.*layers"),
         ({"layers": [{"ffn": MLP, "repeat": 4000}] * 2}, "repeat=4000: expected at most 4096 layers in all"),
         ({"layers": [{"layers": [{"layers": [{"ffn": MLP}]}]}]}, r"layers is not known: .*layers\[0\], layers\[0\]"),
