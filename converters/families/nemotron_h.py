@@ -20,8 +20,9 @@ from hybridtrt.converters.sources import Named, Sources
 DECODER = Decoder(
     pre_norms=("norm.weight",),
     post_norms=("",),
-    final_norm="model.norm_f.weight",
-    embedding="model.embeddings.weight",
+    final_norm="backbone.norm_f.weight",
+    embedding="backbone.embeddings.weight",
+    layers="backbone.layers",
 )
 LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
 # The names of the keys of Mamba-2 in older files, which take precedence.
@@ -154,5 +155,5 @@ FAMILY = Family(
     config=_config,
     sources=lambda config: DECODER.sources(config, _branch),
     ignored=("mtp.*",),
-    nestings=((("model.", "backbone."),),),
+    nestings=((("backbone.", "model."),),),  # without the renaming of transformers
 )
