@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hybridtrt.converters.config import ModelConfig
 from hybridtrt.converters.ffns import Ffn, MoeConfig
-from hybridtrt.converters.mixers import AttentionConfig, GatedDeltaConfig, KdaConfig, Mamba2Config, Mixer, MlaConfig
+from hybridtrt.converters.mixers import AttentionConfig, GatedDeltaConfig, KdaConfig, Mamba2Config, Mixer
 from hybridtrt.converters.sources import (
     AddOne,
     Concat,
@@ -19,7 +19,6 @@ from hybridtrt.converters.sources import (
     Shape,
     Source,
     Sources,
-    SplitRotary,
     Stack,
     either,
 )
@@ -92,31 +91,6 @@ def attention(
         parts = (query, Named(f"{prefix}.k_proj.{part}"), Named(f"{prefix}.v_proj.{part}"))
         sources[f"qkv.{part}"] = Concat(parts, rows=(q, kv, kv))
         sources[f"dense.{part}"] = Named(f"{prefix}.{out}.{part}")
-    return sources
-
-
-def mla(prefix: str, config: MlaConfig, interleaved: bool = True) -> Sources:
-    """The names of DeepSeek; `interleaved` rotary channels are those that turn in neighbouring pairs."""
-    heads, nope_dim, rope_dim = config.num_heads, config.nope_dim, config.rope_dim
-
-    def query(name: str) -> Source:
-        if interleaved:
-            return SplitRotary(name, heads, rope_dim)
-        return Deinterleave(name, heads, (nope_dim, rope_dim))
-
-    sources: Sources = {
-        "q.weight": query(f"{prefix}.q_proj.weight"),
-        "q_norm.weight": Named(f"{prefix}.q_a_layernorm.weight"),
-        "q_up.weight": query(f"{prefix}.q_b_proj.weight"),
-        "kv_norm.weight": Named(f"{prefix}.kv_a_layernorm.weight"),
-        "kv_up.weight": Named(f"{prefix}.kv_b_proj.weight"),
-        "head_gate.weight": Named(f"{prefix}.g_proj.weight"),
-    }
-    for part in ("weight", "bias"):
-        name = f"{prefix}.kv_a_proj_with_mqa.{part}"
-        sources[f"q_down.{part}"] = Named(f"{prefix}.q_a_proj.{part}")
-        sources[f"kv_down.{part}"] = SplitRotary(name, 1, rope_dim) if interleaved else Named(name)
-        sources[f"dense.{part}"] = Named(f"{prefix}.o_proj.{part}")
     return sources
 
 

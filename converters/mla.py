@@ -1,4 +1,4 @@
-"""Multi-head latent attention as the configs of DeepSeek and its descendants describe it."""
+"""Multi-head latent attention as DeepSeek and its descendants describe it: keys of the config, names of weights."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from hybridtrt.converters.hf_config import HFConfig
 from hybridtrt.converters.mixers import MlaConfig
 from hybridtrt.converters.rope import yarn_mscale
+from hybridtrt.converters.sources import Deinterleave, Named, Source, Sources, SplitRotary
 
 
 def read_mla(
@@ -36,6 +37,31 @@ def read_mla(
         dense_bias=bias,
         rope=rope,
     )
+
+
+def mla_sources(prefix: str, config: MlaConfig, interleaved: bool = True) -> Sources:
+    """The names of DeepSeek; `interleaved` rotary channels are those that turn in neighbouring pairs."""
+    heads, nope_dim, rope_dim = config.num_heads, config.nope_dim, config.rope_dim
+
+    def query(name: str) -> Source:
+        if interleaved:
+            return SplitRotary(name, heads, rope_dim)
+        return Deinterleave(name, heads, (nope_dim, rope_dim))
+
+    sources: Sources = {
+        "q.weight": query(f"{prefix}.q_proj.weight"),
+        "q_norm.weight": Named(f"{prefix}.q_a_layernorm.weight"),
+        "q_up.weight": query(f"{prefix}.q_b_proj.weight"),
+        "kv_norm.weight": Named(f"{prefix}.kv_a_layernorm.weight"),
+        "kv_up.weight": Named(f"{prefix}.kv_b_proj.weight"),
+        "head_gate.weight": Named(f"{prefix}.g_proj.weight"),
+    }
+    for part in ("weight", "bias"):
+        name = f"{prefix}.kv_a_proj_with_mqa.{part}"
+        sources[f"q_down.{part}"] = Named(f"{prefix}.q_a_proj.{part}")
+        sources[f"kv_down.{part}"] = SplitRotary(name, 1, rope_dim) if interleaved else Named(name)
+        sources[f"dense.{part}"] = Named(f"{prefix}.o_proj.{part}")
+    return sources
 
 
 def _optional(hf: HFConfig, name: str, default: int | None) -> int | None:

@@ -14,9 +14,9 @@ from hybridtrt.converters.families.kimi_linear import KINDS, read_layers, read_m
 from hybridtrt.converters.family import Family
 from hybridtrt.converters.ffns import Ffn, MlpConfig, MoeConfig
 from hybridtrt.converters.hf_config import HFConfig
-from hybridtrt.converters.layouts import Decoder, experts, gated_mlp, kda, mla
+from hybridtrt.converters.layouts import Decoder, experts, gated_mlp, kda
 from hybridtrt.converters.mixers import KdaConfig, Mixer, MlaConfig
-from hybridtrt.converters.mla import read_mla
+from hybridtrt.converters.mla import mla_sources, read_mla
 from hybridtrt.converters.rope import read_rope
 from hybridtrt.converters.sources import Named, Sources, either
 
@@ -72,7 +72,7 @@ def _branch(prefix: str, branch: Mixer | Ffn) -> Sources:
     attention, ffn = f"{prefix}.self_attn", f"{prefix}.mlp"
     match branch:
         case MlaConfig():
-            return mla(attention, branch)
+            return mla_sources(attention, branch)
         case KdaConfig():
             return kda(attention, branch, "forget_gate.")
         case MoeConfig():
@@ -91,7 +91,7 @@ def _hub_branch(prefix: str, branch: Mixer | Ffn) -> Sources:
     match branch:
         case MlaConfig():
             dense = {f"dense.{part}": Named(f"{attention}.dense.{part}") for part in ("weight", "bias")}
-            return mla(attention, branch) | dense
+            return mla_sources(attention, branch) | dense
         case KdaConfig():
             return kda(attention, branch, out="dense")
         case MoeConfig():

@@ -11,9 +11,9 @@ from hybridtrt.converters.config import Block, LayerConfig, ModelConfig
 from hybridtrt.converters.family import Family
 from hybridtrt.converters.ffns import Ffn, MlpConfig, MoeConfig, RouterConfig
 from hybridtrt.converters.hf_config import MAX_EXPERTS, HFConfig
-from hybridtrt.converters.layouts import Decoder, experts, gated_mlp, mla
+from hybridtrt.converters.layouts import Decoder, experts, gated_mlp
 from hybridtrt.converters.mixers import Mixer, MlaConfig
-from hybridtrt.converters.mla import read_mla
+from hybridtrt.converters.mla import mla_sources, read_mla
 from hybridtrt.converters.rope import read_rope
 from hybridtrt.converters.sources import Named, Sources
 
@@ -69,7 +69,7 @@ def _moe(hf: HFConfig, activation: str) -> MoeConfig:
 def _branch(prefix: str, branch: Mixer | Ffn) -> Sources:
     match branch:
         case MlaConfig():
-            return mla(f"{prefix}.self_attn", branch, branch.interleaved)
+            return mla_sources(f"{prefix}.self_attn", branch, branch.interleaved)
         case MoeConfig():
             return {
                 "router.weight": Named(f"{prefix}.mlp.gate.weight"),

@@ -11,9 +11,9 @@ from hybridtrt.converters.config import Block, LayerConfig, ModelConfig
 from hybridtrt.converters.family import Family
 from hybridtrt.converters.ffns import Ffn, MlpConfig, MoeConfig, RouterConfig
 from hybridtrt.converters.hf_config import MAX_EXPERTS, HFConfig
-from hybridtrt.converters.layouts import Decoder, experts, gated_mlp, kda, mla
+from hybridtrt.converters.layouts import Decoder, experts, gated_mlp, kda
 from hybridtrt.converters.mixers import KdaConfig, Mixer, MlaConfig
-from hybridtrt.converters.mla import read_mla
+from hybridtrt.converters.mla import mla_sources, read_mla
 from hybridtrt.converters.sources import Named, Sources, either
 
 DECODER = Decoder()
@@ -122,7 +122,7 @@ def _branch(prefix: str, branch: Mixer | Ffn) -> Sources:
     attention = f"{prefix}.self_attn"
     match branch:
         case MlaConfig():
-            return mla(attention, branch)
+            return mla_sources(attention, branch)
         case KdaConfig():
             rates = (1, 1, branch.num_heads, 1)
             return either(*(kda(attention, branch, forget, rates=rates) for forget in ("", "forget_gate.")))
