@@ -100,6 +100,13 @@ def test_defaults_and_layers() -> None:
     assert [len(rope.inv_freq) for rope in config.ropes] == [2, 4]  # the second names no part: all of it
 
 
+def test_rope_parameters_as_the_hub_spells_them() -> None:
+    nested = {"hybrid": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}}
+    hub = nested | {"hybrid_sliding": None, "rope_type": "default"}
+    for rope in (None, nested, hub):
+        assert mapped({"model_type": "zaya", "rope_parameters": rope}) == mapped({"model_type": "zaya"})
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
