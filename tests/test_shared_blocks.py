@@ -17,7 +17,8 @@ from hybridtrt.build.network import build_program
 from hybridtrt.converters.describe import describe, render
 from hybridtrt.converters.families import family
 from hybridtrt.converters.mixers import Mamba1Config, SharedTransformerConfig
-from hybridtrt.converters.sources import BlockDiagonal, FirstOf, PadColumns, Reshaped, Source
+from hybridtrt.converters.padding import BlockDiagonal, PadColumns
+from hybridtrt.converters.sources import FirstOf, Reshaped, Source
 
 
 def test_shared_blocks_are_listed_once_and_cached_at_every_use() -> None:

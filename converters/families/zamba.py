@@ -14,7 +14,8 @@ from hybridtrt.converters.hybrid_layers import HybridLayout, hybrid_layers, nest
 from hybridtrt.converters.layouts import attention, gated_mlp, mamba1
 from hybridtrt.converters.mamba_keys import dt_rank
 from hybridtrt.converters.mixers import AttentionConfig, Mamba1Config, Mixer, SharedTransformerConfig
-from hybridtrt.converters.sources import BlockDiagonal, Deinterleave, Reshaped, Sources
+from hybridtrt.converters.padding import BlockDiagonal
+from hybridtrt.converters.sources import Deinterleave, Reshaped, Sources
 
 
 def _config(hf: HFConfig) -> ModelConfig:

@@ -14,8 +14,9 @@ from hybridtrt.converters.hf_config import HFConfig
 from hybridtrt.converters.hybrid_layers import HybridLayout, hybrid_layers, nested, transformer_norms
 from hybridtrt.converters.layouts import attention, mamba2
 from hybridtrt.converters.mixers import AttentionConfig, Mamba2Config, Mixer, SharedTransformerConfig
+from hybridtrt.converters.padding import PadColumns
 from hybridtrt.converters.rope import read_rope
-from hybridtrt.converters.sources import Concat, Named, PadColumns, Sources
+from hybridtrt.converters.sources import Concat, Named, Sources
 
 DEFAULT_HYBRIDS = (*range(6, 43, 6), 47, 51)  # of 54 layers
 
