@@ -6,12 +6,13 @@ import json
 from typing import Any
 
 import pytest
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_families import mapped, saved_config, through_transformers
 
 from hybridtrt.converters.ffns import MlpConfig, MoeConfig
-from hybridtrt.converters.mixers import AttentionConfig, Mamba2Config
+from hybridtrt.converters.mixers import AttentionConfig, Mamba1Config, Mamba2Config
 
 SSM = ("bamba", "falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h", "zamba", "zamba2")
 KINDS = st.sampled_from(["mamba", "hybrid", "linear_attention"])
@@ -147,6 +148,16 @@ def test_the_default_layers_of_zamba() -> None:
     hybrid = [i for i, layer in enumerate(config.layers) if len(layer.blocks) == 2]
     assert hybrid == [2, 5, 8]  # two of Mamba and a hybrid one, then period 3 from offset 2
     assert config == mapped(values | {"layer_types": None})
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "falcon_mamba"])
+def test_a_stored_width_counts_more_than_the_factor(model_type: str) -> None:
+    """As transformers reads it: files hold both, and the factor need not be that of the weights."""
+    values = {"model_type": model_type, "hidden_size": 32, "expand": 16}
+    for stored, inner in (({}, 512), ({"intermediate_size": 48}, 48)):
+        (mixer,) = mapped(values | stored).layers[0].branches()
+        assert isinstance(mixer, Mamba1Config)
+        assert mixer.inner == inner == transformers.AutoConfig.for_model(**values, **stored).intermediate_size
 
 
 def test_dt_is_clamped_for_every_token_as_in_the_full_forward() -> None:

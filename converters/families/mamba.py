@@ -1,6 +1,7 @@
-"""Mamba: selective state space layers and nothing else, one block a layer.
+"""Mamba: selective state space layers and nothing else.
 
-Facts from transformers' `MambaConfig` and its modelling code, which Falcon Mamba shares. Sequences may have any length.
+Facts from transformers' `MambaConfig` and its modelling code, which Falcon Mamba shares: a stored `intermediate_size`
+counts, `expand` only where there is none. Sequences may have any length.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def read_mixer(hf: HFConfig) -> Mamba1Config:
     hidden = hf.integer("hidden_size", 768)
     hf.choice("hidden_act", "silu", ("silu",))
     return Mamba1Config(
-        inner=hf.integer("expand", 2) * hidden,
+        inner=hf.integer("intermediate_size", hf.integer("expand", 2) * hidden),
         d_state=hf.integer("state_size", 16),
         dt_rank=dt_rank(hf, "time_step_rank", hidden),
         conv_width=hf.integer("conv_kernel", 4, minimum=2),

@@ -1,4 +1,4 @@
-"""Mamba-2: state space duality layers and nothing else, one block a layer.
+"""Mamba-2: state space duality layers and nothing else.
 
 Facts from transformers' `Mamba2Config` and its modelling code. Sequences may have any length.
 """
