@@ -141,6 +141,26 @@ def test_values_that_are_not_understood(variant: str, changes: dict[str, Any], m
         mapped(values_of(variant, **changes))
 
 
+@pytest.mark.parametrize(
+    ("variant", "section"),
+    [("qwen3_5", "text_config"), ("qwen3_5_moe", "text_config"), ("kimi_linear.hub", "linear_attn_config")],
+)
+def test_no_value_of_a_section_makes_anything_but_a_value_error_or_a_model(variant: str, section: str) -> None:
+    values = values_of(variant)
+    wrong_values = (None, True, "", "x", 0, 1, 3, -1, 7.5, 1e400, 10**30, [], [1], ["x"], [None], {}, {"a": 1})
+    refused: list[str] = []
+    for key in values[section]:
+        for changes in ({key: wrong} for wrong in wrong_values):
+            try:
+                config = mapped(values | {section: values[section] | changes})
+                config.weight_table()
+                json.dumps(config.to_dict(), allow_nan=False)
+            except ValueError as error:
+                refused.append(str(error))
+    assert len(refused) > 40
+    assert all(len(line.splitlines()) == 1 for line in refused)
+
+
 def test_kimi_layers_by_the_lists_of_the_hub() -> None:
     lists = {"full_attn_layers": [4], "kda_layers": [1, 2, 3], "head_dim": 8, "num_heads": 4}
     plain = values_of("kimi_linear")
