@@ -21,7 +21,7 @@ def gated_delta(scope: Scope, x: str, config: GatedDeltaConfig, shared: Shared) 
         v,
         a,
         b,
-        weights={name: scope.path(name) for name in ("A_log", "dt_bias")},
+        weights={name: scope.weight(name) for name in ("A_log", "dt_bias")},
         caches={"state": scope.path("state")},
         rule="gated_delta",
         scale=config.head_k_dim**-0.5,
