@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from test_families import mapped, saved_config
 
 from hybridtrt.build.network import build_program
+from hybridtrt.converters.convert import convert
 from hybridtrt.converters.describe import describe, render
 from hybridtrt.converters.families import family
 from hybridtrt.converters.mixers import Mamba1Config, SharedTransformerConfig
@@ -64,6 +65,18 @@ def test_shared_weights_may_lie_under_any_of_their_layers(variant: str, owner: i
     assert moved.keys() != tensors.keys()
     save_file(moved, tmp_path / "model.safetensors", {"format": "pt"})
     assert (make_engine(tmp_path) / "rank0.engine").read_bytes() == (tiny_engine(variant) / "rank0.engine").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["shared_transf", "adapter_list.2.0", "mamba_decoder.input", "linear.weight"])
+def test_a_missing_tensor_of_a_hybrid_layer_is_named(name: str, tmp_path: Path) -> None:
+    shutil.copytree(tiny_checkpoint("zamba2"), tmp_path / "model")
+    tensors = load_file(tmp_path / "model/model.safetensors")
+    missing = next(tensor for tensor in sorted(tensors) if name in tensor)
+    save_file(
+        {k: v for k, v in tensors.items() if k != missing}, tmp_path / "model/model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(ValueError, match=f"missing tensor {missing.replace('.', '[.]')}( or | )"):
+        convert(tmp_path / "model", tmp_path / "out")
 
 
 def test_an_embedding_under_its_old_name(tmp_path: Path) -> None:
