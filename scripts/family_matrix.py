@@ -80,7 +80,7 @@ def _row(model_type: str, family: Family, variants: dict[str, ModelConfig]) -> t
         "; ".join(_unique(_router(moe.router, moe.top_k) for moe in moes)) or "none",
         "; ".join(_unique(_rope(rope) for config in configs for rope in config.ropes)) or "none",
         "; ".join([_docstring(family), *_structure(first)]),
-        ", ".join(name.partition(".")[2] or "plain" for name in variants),
+        ", ".join(name.partition(".")[2] or "base" for name in variants),
     )
 
 
