@@ -139,8 +139,8 @@ def _branch(entry: HFConfig, key: str, union: Any, kinds: dict[str, Any], positi
             _check_sizes(kinds[kind], value, key)
             value = _filled(kinds[kind], value, positions)
         branch = from_plain(union, value, key)
-        if key == "ffn":
-            check_activation(branch.activation, branch.gated)
+        if hasattr(branch, "activation"):
+            check_activation(branch.activation, getattr(branch, "gated", False))
         if getattr(branch, "positions", positions) < positions:
             raise ValueError(
                 f"{key}.positions={branch.positions}: expected max_position_embeddings={positions} or more"
