@@ -21,7 +21,7 @@ from hybridtrt.converters.sources import Named, Sources
 from hybridtrt.plugins.pointwise import check_activation
 
 MAX_INTEGER = 2**31 - 1
-INDICES = ("rope", "previous_layer")
+INDICES = ("rope", "previous_layer", "block")
 KEYS = (
     "vocab_size",
     "hidden_size",
@@ -103,10 +103,13 @@ def _layer(entry: HFConfig, positions: int, ropes: tuple[RopeConfig, ...]) -> La
     if not branches:
         raise ValueError(f"mixer and ffn are absent: expected one or both ({entry.source})")
     rope = getattr(mixer, "rope", None)
-    if rope is not None and rope < len(ropes) and hasattr(mixer, "head_dim"):
-        turned = 2 * len(ropes[rope].inv_freq)
-        if turned > mixer.head_dim:
-            raise ValueError(f"mixer.rope={rope} turns {turned} channels of head_dim={mixer.head_dim} ({entry.source})")
+    if rope is not None and rope < len(ropes):
+        heads = getattr(mixer, "attention", mixer)
+        turned, name = 2 * len(ropes[rope].inv_freq), "rope_dim" if hasattr(heads, "rope_dim") else "head_dim"
+        if turned > getattr(heads, name):
+            raise ValueError(
+                f"mixer.rope={rope} turns {turned} channels of {name}={getattr(heads, name)} ({entry.source})"
+            )
     if entry.flag("parallel", False):
         return LayerConfig((Block(branches),))
     return LayerConfig(tuple(Block((branch,)) for branch in branches))
@@ -166,7 +169,8 @@ def _check_sizes(cls: type, values: dict[str, Any], name: str) -> None:
 def _filled(cls: type, values: dict[str, Any], positions: int) -> dict[str, Any]:
     """The fields with the defaults of the class: a `scale` by the head size, `positions` those of the model."""
     hints = field_types(cls)
-    filled = {field.name: to_plain(field.default) for field in fields(cls) if field.default is not MISSING} | values
+    filled = {"kind": cls.kind} if hasattr(cls, "kind") else {}
+    filled |= {field.name: to_plain(field.default) for field in fields(cls) if field.default is not MISSING} | values
     if "positions" in hints:
         filled.setdefault("positions", positions)
     if hints.get("scale") is float and type(values.get("head_dim")) is int:
