@@ -12,16 +12,20 @@ from typing import Any, get_args
 
 from hybridtrt.converters.config import Block, LayerConfig, ModelConfig, RopeConfig
 from hybridtrt.converters.family import Family
-from hybridtrt.converters.ffns import FFNS, Ffn
+from hybridtrt.converters.ffns import FFNS
 from hybridtrt.converters.hf_config import MAX_LAYERS, HFConfig
-from hybridtrt.converters.mixers import MIXERS, Mixer
+from hybridtrt.converters.mixers import MIXERS, SharedTransformerConfig
 from hybridtrt.converters.plain_data import field_types, from_plain, to_plain
 from hybridtrt.converters.rope import read_rope
 from hybridtrt.converters.sources import Named, Sources
 from hybridtrt.plugins.pointwise import check_activation
 
 MAX_INTEGER = 2**31 - 1
-INDICES = ("rope", "previous_layer", "block")
+INDICES = ("rope", "previous_layer")
+KINDS: dict[str, dict[str, Any]] = {
+    "mixer": {kind: cls for kind, cls in MIXERS.items() if cls is not SharedTransformerConfig},  # is of many layers
+    "ffn": dict(FFNS),
+}
 KEYS = (
     "vocab_size",
     "hidden_size",
@@ -97,18 +101,16 @@ def _layers(
 
 
 def _layer(entry: HFConfig, positions: int, ropes: tuple[RopeConfig, ...]) -> LayerConfig:
-    mixer = _branch(entry, "mixer", Mixer, MIXERS, positions)
-    ffn = _branch(entry, "ffn", Ffn, FFNS, positions)
+    mixer, ffn = _branch(entry, "mixer", positions), _branch(entry, "ffn", positions)
     branches = tuple(branch for branch in (mixer, ffn) if branch is not None)
     if not branches:
         raise ValueError(f"mixer and ffn are absent: expected one or both ({entry.source})")
     rope = getattr(mixer, "rope", None)
     if rope is not None and rope < len(ropes):
-        heads = getattr(mixer, "attention", mixer)
-        turned, name = 2 * len(ropes[rope].inv_freq), "rope_dim" if hasattr(heads, "rope_dim") else "head_dim"
-        if turned > getattr(heads, name):
+        turned, name = 2 * len(ropes[rope].inv_freq), "rope_dim" if hasattr(mixer, "rope_dim") else "head_dim"
+        if turned > getattr(mixer, name):
             raise ValueError(
-                f"mixer.rope={rope} turns {turned} channels of {name}={getattr(heads, name)} ({entry.source})"
+                f"mixer.rope={rope} turns {turned} channels of {name}={getattr(mixer, name)} ({entry.source})"
             )
     if entry.flag("parallel", False):
         return LayerConfig((Block(branches),))
@@ -129,7 +131,7 @@ def _check_routers(hf: HFConfig, layers: tuple[LayerConfig, ...]) -> None:
             passed_on += [] if router is None else [i]
 
 
-def _branch(entry: HFConfig, key: str, union: Any, kinds: dict[str, Any], positions: int) -> Any:
+def _branch(entry: HFConfig, key: str, positions: int) -> Any:
     """A mixer or ffn from its fields; absent ones take the defaults of its class."""
     value = entry.values.get(key)
     if value is None:
@@ -137,11 +139,12 @@ def _branch(entry: HFConfig, key: str, union: Any, kinds: dict[str, Any], positi
     if not isinstance(value, dict):
         raise entry.error(key, "an object or null")
     kind = value.get("kind")
+    cls = KINDS[key].get(kind) if isinstance(kind, str) else None
     try:
-        if isinstance(kind, str) and kind in kinds:
-            _check_sizes(kinds[kind], value, key)
-            value = _filled(kinds[kind], value, positions)
-        branch = from_plain(union, value, key)
+        if cls is None:
+            raise ValueError(f"{key} has kind {kind!r}: expected one of {', '.join(KINDS[key])}")
+        _check_sizes(cls, value, key)
+        branch = from_plain(cls, _filled(cls, value, positions), key)
         if hasattr(branch, "activation"):
             check_activation(branch.activation, getattr(branch, "gated", False))
         if getattr(branch, "positions", positions) < positions:
@@ -169,8 +172,7 @@ def _check_sizes(cls: type, values: dict[str, Any], name: str) -> None:
 def _filled(cls: type, values: dict[str, Any], positions: int) -> dict[str, Any]:
     """The fields with the defaults of the class: a `scale` by the head size, `positions` those of the model."""
     hints = field_types(cls)
-    filled = {"kind": cls.kind} if hasattr(cls, "kind") else {}
-    filled |= {field.name: to_plain(field.default) for field in fields(cls) if field.default is not MISSING} | values
+    filled = {field.name: to_plain(field.default) for field in fields(cls) if field.default is not MISSING} | values
     if "positions" in hints:
         filled.setdefault("positions", positions)
     if hints.get("scale") is float and type(values.get("head_dim")) is int:
