@@ -100,6 +100,23 @@ def test_an_equal_engine_passes(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert all(layer["error"] < 1e-4 for layer in data["layers"])
 
 
+@pytest.mark.parametrize("family", sorted({"qwen3_5", "zaya"} & set(families())))
+def test_models_that_transformers_must_be_helped_to_load(family: str) -> None:
+    """A wrapper whose text model alone would be untied, and buffers that are initialised after they were loaded."""
+    report = verify(checkpoints.tiny_checkpoint(family), tiny_engine(family))
+    assert report.passed
+    assert report.first_departure is None
+
+
+def test_an_oracle_with_random_weights_is_none(tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoints.tiny_checkpoint("jamba"), tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"transformers finds no tensor for lm_head\.weight"):
+        verify(folder, tiny_engine("jamba"))
+
+
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
     """The tiny jamba with a factor on one weight of layer 2."""
