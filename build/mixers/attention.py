@@ -34,7 +34,7 @@ def attention(scope: Scope, x: str, config: AttentionConfig, shared: Shared) -> 
         v,
         weights={"sinks": scope.weight("sinks")} if config.sinks else {},
         caches={"kv": page_spec.name},
-        group=page_spec.group,  # type: ignore[union-attr]
+        group=page_spec.group,
         scale=config.scale,
         window=config.window,
         softcap=config.softcap,

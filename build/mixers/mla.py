@@ -30,7 +30,7 @@ def mla(scope: Scope, x: str, config: MlaConfig, shared: Shared) -> str:
         k_rope,
         weights={"up": scope.weight("kv_up.weight")},
         caches={"kv": page_spec.name},
-        group=page_spec.group,  # type: ignore[union-attr]
+        group=page_spec.group,
         scale=config.scale,
     )
     if config.head_gate:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from hybridtrt.converters.weights import WeightTable, matrix, precise
-from hybridtrt.plugins.caches import CacheSpec, PageSpec
+from hybridtrt.plugins.caches import PageSpec
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class AttentionConfig:
             table["sinks"] = precise(self.num_heads)
         return table
 
-    def caches(self, prefix: str) -> list[CacheSpec]:
+    def caches(self, prefix: str) -> list[PageSpec]:
         """K and V of one token: `[2, num_kv_heads, head_dim]`."""
         group = "full_attention" if self.window is None else f"window_{self.window}"
         return [PageSpec(f"{prefix}.kv", group, (2, self.num_kv_heads, self.head_dim), window=self.window)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hybridtrt.converters.weights import WeightTable, matrix, precise
-from hybridtrt.plugins.caches import CacheSpec, PageSpec
+from hybridtrt.plugins.caches import PageSpec
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,6 @@ class MlaConfig:
             table["dense.bias"] = precise(hidden)
         return table
 
-    def caches(self, prefix: str) -> list[CacheSpec]:
+    def caches(self, prefix: str) -> list[PageSpec]:
         """The compressed vector and the rotary key of one token: `[kv_rank + rope_dim]`."""
         return [PageSpec(f"{prefix}.kv", "full_attention", (self.kv_rank + self.rope_dim,))]

@@ -8,7 +8,7 @@ from typing import ClassVar
 from hybridtrt.converters.ffns import MlpConfig
 from hybridtrt.converters.mixers.attention import AttentionConfig
 from hybridtrt.converters.weights import WeightTable, matrix, precise
-from hybridtrt.plugins.caches import CacheSpec
+from hybridtrt.plugins.caches import PageSpec
 
 
 @dataclass(frozen=True)
@@ -56,5 +56,5 @@ class SharedTransformerConfig:
         table |= {f"mlp.{name}": spec for name, spec in self.mlp.weights(hidden).items()}
         return {f"{self.shared_prefix}.{name}": spec for name, spec in table.items()}
 
-    def caches(self, prefix: str) -> list[CacheSpec]:
+    def caches(self, prefix: str) -> list[PageSpec]:
         return self.attention.caches(f"{prefix}.attention")
