@@ -1,0 +1,195 @@
+"""Engine folders: what `build` writes and leaves alone, and what foreign, old and damaged folders say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import tiny_checkpoint, tiny_text_checkpoint
+
+import hybridtrt
+from hybridtrt.build import build as build_module
+from hybridtrt.build.build import build, default_build_config
+from hybridtrt.build.engine import BuildConfig, is_engine, read_engine_config
+from hybridtrt.converters.convert import convert
+from hybridtrt.converters.describe import describe
+from hybridtrt.runtime.load import load_runner
+
+LIMITS = BuildConfig(max_batch_size=3, max_num_tokens=50, max_seq_len=200, tokens_per_block=16)
+MOST = {"max_batch_size": 4096, "max_num_tokens": 1 << 20, "max_seq_len": 1 << 24, "tokens_per_block": 4096}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    convert(tiny_text_checkpoint("jamba"), tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
+
+
+@pytest.fixture
+def engine(checkpoint: Path, tmp_path: Path) -> Path:
+    build(checkpoint, tmp_path / "engine", LIMITS)
+    return tmp_path / "engine"
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_an_engine_is_its_checkpoint_with_limits(checkpoint: Path, tmp_path: Path) -> None:
+    config = build(checkpoint, tmp_path / "engine", LIMITS)
+    assert config == read_engine_config(tmp_path / "engine")
+    assert config.build == LIMITS
+    written, source = files_of(tmp_path / "engine"), files_of(checkpoint)
+    assert written["rank0.engine"] == source["rank0.safetensors"]
+    tokenizer = {name: data for name, data in source.items() if name.startswith("tokenizer/")}
+    assert tokenizer
+    assert written.keys() == {"config.json", "rank0.engine", *tokenizer}
+    assert tokenizer.items() <= written.items()
+    data = json.loads(written["config.json"])
+    assert data.keys() == {"version", "pretrained_config", "build_config"}
+    assert (data["version"], data["build_config"]) == (hybridtrt.__version__, asdict(LIMITS))
+    assert is_engine(tmp_path / "engine")
+    assert not is_engine(checkpoint)
+
+    shutil.rmtree(checkpoint / "tokenizer")
+    build(checkpoint, tmp_path / "engine", LIMITS)
+    assert files_of(tmp_path / "engine").keys() == {"config.json", "rank0.engine"}
+
+
+def test_progress_counts_every_byte(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_module, "COPY_BYTES", 10_000)
+    seen: list[tuple[int, int]] = []
+    build(checkpoint, tmp_path / "engine", LIMITS, lambda done, total: seen.append((done, total)))
+    total = (checkpoint / "rank0.safetensors").stat().st_size
+    assert seen == [(min(done, total), total) for done in range(10_000, total + 10_000, 10_000)]
+
+
+def test_an_older_engine_is_replaced_only_by_a_whole_one(checkpoint: Path, engine: Path) -> None:
+    before = files_of(engine)
+
+    def fail(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(checkpoint, engine, replace(LIMITS, max_seq_len=100), fail)
+    assert files_of(engine) == before
+    assert {path.name for path in engine.parent.iterdir()} == {"checkpoint", "engine"}
+    build(checkpoint, engine, replace(LIMITS, max_seq_len=100))
+    assert read_engine_config(engine).build.max_seq_len == 100
+    assert {path.name for path in engine.parent.iterdir()} == {"checkpoint", "engine"}
+
+
+def test_anything_else_in_the_way_is_left_alone(checkpoint: Path) -> None:
+    foreign = checkpoint.parent / "foreign"
+    shutil.copytree(tiny_checkpoint("jamba"), foreign)
+    before = files_of(checkpoint.parent)
+    for target, message in (
+        (foreign, "exists and was not written by hybridtrt"),
+        (foreign / "config.json", "exists and was not written by hybridtrt"),
+        (checkpoint, "holds the checkpoint itself"),
+        (checkpoint.parent, "holds the checkpoint itself"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build(checkpoint, target, LIMITS)
+    assert files_of(checkpoint.parent) == before
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_limits_are_bounded(name: str) -> None:
+    roomy: dict[str, Any] = {"max_batch_size": 1, "max_num_tokens": 4096}
+    for value in (1, MOST[name]):
+        assert asdict(BuildConfig(**roomy | {name: value}))[name] == value
+    for value in (0, -1, MOST[name] + 1):
+        with pytest.raises(ValueError, match=rf"{name}={value} is not in 1\.\.{MOST[name]}"):
+            BuildConfig(**roomy | {name: value})
+
+
+def test_a_step_holds_one_token_of_every_sequence() -> None:
+    assert BuildConfig(max_batch_size=9, max_num_tokens=9).max_num_tokens == 9
+    with pytest.raises(ValueError, match="max_num_tokens=8 is less than max_batch_size=9"):
+        BuildConfig(max_batch_size=9, max_num_tokens=8)
+    with pytest.raises(ValueError, match="target 'gpu' is not known; known: cpu"):
+        BuildConfig(target="gpu")
+
+
+def test_sequences_are_no_longer_than_the_models_positions(tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_checkpoint("jamba"), tmp_path / "model")
+    values = json.loads((model / "config.json").read_text())
+    for positions, default in ((70, 70), (10_000, 2048)):
+        (model / "config.json").write_text(json.dumps(values | {"max_position_embeddings": positions}))
+        convert(model, tmp_path / "checkpoint")
+        assert default_build_config(tmp_path / "checkpoint") == BuildConfig(max_seq_len=default)
+        build(tmp_path / "checkpoint", tmp_path / "engine", BuildConfig(max_seq_len=positions))
+        with pytest.raises(ValueError, match=f"max_seq_len={positions + 1} exceeds the model's {positions} positions"):
+            build(tmp_path / "checkpoint", tmp_path / "engine", BuildConfig(max_seq_len=positions + 1))
+
+
+def test_memory_of_an_engine_holds_a_full_batch_of_the_longest_sequences(engine: Path) -> None:
+    config = read_engine_config(engine)
+    memory, summary = config.memory(), describe(config.model)
+    pages = 1 + 3 * 13  # 200 tokens in pages of 16
+    assert memory.num_pages == {"full_attention": pages}
+    assert memory.page_bytes == pages * 16 * summary.kv_bytes_per_token["full_attention"]
+    assert (memory.num_slots, memory.state_bytes) == (4, 4 * summary.state_bytes)
+    assert memory.weight_bytes == summary.weight_bytes
+
+
+def changed(**changes: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda data: data | changes
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (changed(version="0.0.0"), r"built by hybridtrt 0\.0\.0, this is .*; build it again from its checkpoint"),
+        (changed(version=None), "built by hybridtrt None"),
+        (lambda data: {key: data[key] for key in ("version", "pretrained_config")}, "is not an engine's: it lacks"),
+        (lambda data: [data], "is not an engine's"),
+        (changed(pretrained_config=None), "model description is damaged"),
+        (changed(pretrained_config={}), "model description is damaged"),
+        (changed(build_config=None), "config.json"),
+        (changed(build_config={"max_beam_width": 1}), "max_beam_width"),
+        (changed(build_config={"max_batch_size": "8"}), "config.json"),
+        (changed(build_config={"max_batch_size": 0}), r"max_batch_size=0 is not in 1\.\.4096"),
+        (changed(build_config={"target": "tensorrt_llm"}), "target 'tensorrt_llm' is not known"),
+    ],
+)
+def test_config_that_is_damaged_or_of_another_version(
+    engine: Path, change: Callable[[dict[str, Any]], Any], message: str
+) -> None:
+    """One line that names the file, whoever opens the engine."""
+    path = engine / "config.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    with pytest.raises(ValueError, match=message) as error:
+        load_runner(engine)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", None])
+def test_config_that_cannot_be_read(engine: Path, content: bytes | None) -> None:
+    path = engine / "config.json"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"config\.json is not valid JSON|is not an engine: there is no config\.json"):
+        read_engine_config(engine)
+    assert is_engine(engine) == (content is not None)
+
+
+def test_weights_that_are_damaged(engine: Path) -> None:
+    path = engine / "rank0.engine"
+    whole = path.read_bytes()
+    for damaged, message in ((whole[:-1], "truncated or damaged"), (whole[: len(whole) // 2], "truncated or damaged")):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"{engine}: .*{message}.*; build the engine again"):
+            load_runner(engine)
+    path.unlink()
+    assert not is_engine(engine)
+    with pytest.raises(ValueError, match=r"no such file.*; build the engine again"):
+        load_runner(engine)

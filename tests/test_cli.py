@@ -1,0 +1,504 @@
+"""The command line, in process: what each command prints, writes and returns, and one line for whatever is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import resource
+import shutil
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import TEXT_VOCAB, TINY, random_model, save, tiny_checkpoint, tiny_model, tiny_text_checkpoint
+from engines import oracle_logits
+from safetensors.torch import load_file, save_file
+
+import hybridtrt.build.inspect
+import hybridtrt.model_repo.supervisor
+import hybridtrt.progress
+import hybridtrt.runtime.bench
+import hybridtrt.runtime.generate
+from hybridtrt.build.engine import BuildConfig, read_engine_config
+from hybridtrt.cli import main
+from hybridtrt.converters.checkpoint import load_checkpoint
+from hybridtrt.converters.describe import describe, render
+from hybridtrt.runtime.engine import Engine
+from hybridtrt.runtime.load import RuntimeOptions
+from hybridtrt.runtime.request import SamplingParams
+from hybridtrt.runtime.tokenizer import load_tokenizer
+from hybridtrt.runtime.verify import THRESHOLDS, agreeing_tokens
+
+FAMILY = "jamba"
+LIMITS = {"max_batch_size": 3, "max_num_tokens": 64, "max_seq_len": 128, "tokens_per_block": 16}
+OPTIONS = {
+    "convert": ("--output", "--dtype", "--dry-run", "--json"),
+    "build": (
+        "--output",
+        "--target",
+        "--max-batch-size",
+        "--max-num-tokens",
+        "--max-seq-len",
+        "--tokens-per-block",
+        "--json",
+    ),
+    "inspect": ("--json",),
+    "generate": ("--prompt", "--input-ids", "--max-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json"),
+    "verify": ("--threshold", "--report", "--json"),
+    "bench": ("--batch", "--prompt", "--new", "--threads", "--json"),
+    "serve": ("--http-port", "--grpc-port", "--metrics-port"),
+}
+
+
+@dataclass(frozen=True)
+class Folders:
+    """One model at every stage of the pipe, and its engine without the tokenizer."""
+
+    model: Path
+    checkpoint: Path
+    engine: Path
+    bare_engine: Path
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    root = tmp_path_factory.mktemp("cli")
+    made = Folders(tiny_text_checkpoint(FAMILY), root / "checkpoint", root / "engine", root / "bare-engine")
+    limits = [word for name, value in LIMITS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    assert main(["convert", str(made.model), "-o", str(made.checkpoint)]) == 0
+    assert main(["build", str(made.checkpoint), "-o", str(made.engine), *limits]) == 0
+    shutil.copytree(made.engine, made.bare_engine)
+    shutil.rmtree(made.bare_engine / "tokenizer")
+    return made
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one JSON object on standard output."""
+        assert self.out.count("\n") == 1
+        return json.loads(self.out)
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs one command."""
+
+    def run(*words: object) -> Done:
+        capsys.readouterr()
+        try:
+            status = main([str(word) for word in words])
+        except SystemExit as end:  # argparse's way out
+            status = int(end.code or 0)
+        printed = capsys.readouterr()
+        return Done(status, printed.out, printed.err)
+
+    return run
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_convert(command: Run, tmp_path: Path, dtype: str | None) -> None:
+    """The layer table on standard output, as text or JSON; progress on standard error."""
+    words = ["convert", tiny_checkpoint(FAMILY), "-o", tmp_path / "out", *(["--dtype", dtype] if dtype else [])]
+    text, data = command(*words), command(*words, "--json")
+    summary = describe(load_checkpoint(tmp_path / "out").config)
+    assert summary.dtype == (dtype or "float32")
+    assert text.out.startswith(render(summary) + "\n")
+    assert text.out.splitlines()[-1].endswith(str(tmp_path / "out"))
+    assert data.json == summary.to_dict()
+    megabytes = f"{summary.weight_bytes / 1e6:.0f}"
+    for done in (text, data):
+        assert done.status == 0
+        assert done.err.splitlines()[-1].startswith(f"convert: {megabytes} of {megabytes} MB, ")
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_build_takes_each_limit(command: Run, folders: Folders, tmp_path: Path, name: str) -> None:
+    """One limit asked for, the others by default; the engine says what was built, and so does the output."""
+    words = ["build", folders.checkpoint, "-o", tmp_path / "engine", f"--{name.replace('_', '-')}", 33]
+    text, data = command(*words), command(*words, "--json")
+    expected = asdict(BuildConfig()) | {name: 33}
+    assert asdict(read_engine_config(tmp_path / "engine").build) == data.json == expected
+    assert all(f"{key} {value}" in text.out for key, value in expected.items())
+    assert str(tmp_path / "engine") in text.out
+    for done in (text, data):
+        assert done.status == 0
+        assert done.err.splitlines()[-1].startswith("build: ")
+
+
+def test_default_length_is_the_models_where_that_is_shorter(command: Run, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_checkpoint(FAMILY), tmp_path / "model")
+    values = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(values | {"max_position_embeddings": 70}))
+    command("convert", model, "-o", tmp_path / "checkpoint")
+    assert command("build", tmp_path / "checkpoint", "-o", tmp_path / "engine", "--json").json["max_seq_len"] == 70
+    too_long = command("build", tmp_path / "checkpoint", "-o", tmp_path / "engine", "--max-seq-len", 71)
+    assert (too_long.status, too_long.err) == (1, "error: max_seq_len=71 exceeds the model's 70 positions\n")
+
+
+def test_inspect_shows_the_same_model_at_every_stage(command: Run, folders: Folders) -> None:
+    """A model folder, a checkpoint and an engine: one table; limits, memory and the cost of a token for the engine."""
+    summary = describe(load_checkpoint(folders.checkpoint).config)
+    for kind in ("model", "checkpoint", "engine"):
+        path = getattr(folders, kind)
+        text, data = command("inspect", path), command("inspect", path, "--json")
+        assert (text.status, data.status, text.err, data.err) == (0, 0, "", "")
+        assert text.out.startswith(render(summary) + "\n")
+        described = {key: value for key, value in data.json.items() if key not in ("build_config", "memory", "decode")}
+        assert described == {"kind": kind, **summary.to_dict()}
+        if kind != "engine":
+            assert described == data.json
+            continue
+        plan = read_engine_config(path).memory()
+        assert data.json["build_config"] == {"target": "cpu", **LIMITS}
+        assert data.json["memory"] == {**asdict(plan), "total_bytes": plan.total_bytes}
+        assert f"pages {plan.page_bytes:,}, states {plan.state_bytes:,}" in text.out
+        assert f"{plan.total_bytes:,} bytes: weights {plan.weight_bytes:,}" in text.out
+        assert all(f"{name} {value}" in text.out for name, value in LIMITS.items())
+
+
+def test_cost_of_a_decoded_token(command: Run, folders: Folders) -> None:
+    """At batch 1 a token reads every weight but the experts it does not choose and the other rows of the embedding."""
+    engine = read_engine_config(folders.engine)
+    decode = command("inspect", folders.engine, "--json").json["decode"]
+    read = {name: 4 * math.prod(spec.shape) for name, spec in engine.model.weight_table().items()}
+    read["embedding.weight"] //= TEXT_VOCAB
+    read |= {name: size // 2 for name, size in read.items() if ".experts." in name}  # 2 of 4 are chosen
+    states = 2 * engine.memory().state_bytes // (LIMITS["max_batch_size"] + 1)
+    assert sum(read.values()) + states < decode["bytes_per_token"] < 1.5 * (sum(read.values()) + states)
+    assert 2 * sum(read.values()) / 4 < decode["flops_per_token"] < 3 * sum(read.values()) / 4
+
+
+def test_prompts_of_both_kinds_in_the_order_asked(command: Run, folders: Folders) -> None:
+    """Text and tokens mixed, more than run at once: each gets transformers' greedy tokens, in its place."""
+    tokenizer, model = load_tokenizer(folders.engine), tiny_model(FAMILY, TEXT_VOCAB)
+    assert tokenizer is not None
+    texts = ("def f(x):", "import os\n")
+    asked = ["--input-ids", "5,6,7", "--prompt", texts[0], "--input-ids", 9, "--input-ids", "8,8", "--prompt", texts[1]]
+    prompts = [(5, 6, 7), tokenizer.encode(texts[0]), (9,), (8, 8), tokenizer.encode(texts[1])]
+    done = command("generate", folders.engine, *asked, "--max-tokens", 20, "--ignore-eos", "--json")
+    assert (done.status, done.err) == (0, "")
+    assert set(done.json) == {"outputs"}
+    for prompt, output in zip(prompts, done.json["outputs"], strict=True):
+        assert set(output) == {"input_ids", "output_ids", "text", "finish_reason"}
+        assert output["input_ids"] == list(prompt)
+        assert len(output["output_ids"]) == 20
+        expected = oracle_logits(model, [*prompt, *output["output_ids"]])
+        assert agreeing_tokens(expected[len(prompt) - 1 : -1], output["output_ids"]) == 20
+        assert output["text"] == tokenizer.decode(output["output_ids"])
+        assert output["finish_reason"] == "length"
+
+
+def test_generated_text_without_json(command: Run, folders: Folders) -> None:
+    """One prompt: its text alone. More: each with its number. Without a tokenizer: token ids."""
+    words = ["--input-ids", "5,6,7", "--ignore-eos"]
+    first = command("generate", folders.engine, *words, "--json").json["outputs"][0]
+    second = command("generate", folders.engine, "--input-ids", 9, "--ignore-eos", "--json").json["outputs"][0]
+    assert len(first["output_ids"]) == len(second["output_ids"]) == 32
+    assert first["text"] != second["text"]
+    assert command("generate", folders.engine, *words) == Done(0, first["text"] + "\n", "")
+    both = command("generate", folders.engine, *words, "--input-ids", 9)
+    assert both == Done(0, f"[0] {first['text']}\n[1] {second['text']}\n", "")
+    for more, expected in (([], [first]), (["--input-ids", 9], [first, second])):
+        done = command("generate", folders.bare_engine, *words, *more)
+        assert done.out.splitlines() == [",".join(map(str, output["output_ids"])) for output in expected]
+    bare = command("generate", folders.bare_engine, *words, "--json").json["outputs"][0]
+    assert bare == first | {"text": None}
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        (["--max-tokens", 7], "max_tokens", 7),
+        (["--temperature", 0.5], "temperature", 0.5),
+        (["--top-k", 3], "top_k", 3),
+        (["--top-p", 0.25], "top_p", 0.25),
+        (["--seed", 11], "seed", 11),
+        (["--stop-word", "a b", "--stop-word", "c"], "stop_words", ("a b", "c")),
+        (["--stop-token-id", 4, "--stop-token-id", 5], "stop_token_ids", (4, 5)),
+        (["--ignore-eos"], "ignore_eos", True),
+    ],
+)
+def test_each_sampling_option_arrives(
+    command: Run, monkeypatch: pytest.MonkeyPatch, words: list[Any], field: str, value: Any
+) -> None:
+    calls = []
+    monkeypatch.setattr(hybridtrt.runtime.generate, "generate", lambda *args: calls.append(args) or [])
+    command("generate", "engine", "--prompt", "a", *words, "--threads", 2, "--json")
+    ((engine, prompts, params, options, on_output),) = calls
+    assert (engine, prompts, on_output) == (Path("engine"), ["a"], None)
+    assert asdict(params) == asdict(SamplingParams(max_tokens=32)) | {field: value}
+    assert options == RuntimeOptions(threads=2)
+
+
+def test_a_prompt_that_fails_leaves_the_others_alone(command: Run, folders: Folders, tmp_path: Path) -> None:
+    """A token whose embedding is NaN: one line on standard error, status 1, and the other prompt's tokens."""
+    engine = shutil.copytree(folders.engine, tmp_path / "engine")
+    weights = load_file(engine / "rank0.engine")
+    weights["embedding.weight"][5] = float("nan")
+    save_file(weights, engine / "rank0.engine")
+    words = ["generate", engine, "--input-ids", "8,5,8", "--input-ids", "9,7", "--max-tokens", 3]
+    good = command("generate", folders.engine, "--input-ids", "9,7", "--max-tokens", 3, "--json").json["outputs"][0]
+    message = "FloatingPointError: the logits of this request are not finite"
+    for done in (command(*words), command(*words, "--json")):
+        assert (done.status, done.err) == (1, f"error: prompt 0: {message}\n")
+    failed = {"input_ids": [8, 5, 8], "output_ids": [], "text": "", "finish_reason": "error", "error": message}
+    assert done.json == {"outputs": [failed, good]}
+    assert command(*words).out == f"[1] {good['text']}\n"
+
+
+def test_verify_past_the_threshold(command: Run, folders: Folders) -> None:
+    """Status 0 within the threshold and 1 past it; the same report as text, and progress on standard error."""
+    words = ["verify", folders.model, folders.engine]
+    passed = command(*words, "--json")
+    report = passed.json
+    assert (passed.status, report["passed"]) == (0, True)
+    assert 0 < report["logit_error"] <= report["threshold"] == THRESHOLDS["float32"]
+    assert report["logit_error"] == max(prompt["logit_error"] for prompt in report["prompts"])
+    lengths = [length for length in (1, 2, 7, 64, 65, 200) if length < LIMITS["max_seq_len"]]
+    assert [prompt["prompt_tokens"] for prompt in report["prompts"]] == lengths
+    for key in ("greedy_tokens", "greedy_agree"):
+        assert report[key] == sum(prompt[key] for prompt in report["prompts"]) == 32 * len(lengths)
+
+    failed, text = command(*words, "--threshold", 1e-12, "--json"), command(*words, "--threshold", 1e-12)
+    assert failed.status == text.status == 1
+    assert (failed.json["passed"], failed.json["threshold"]) == (False, 1e-12)
+    assert re.fullmatch(r"FAILED: \d\.\d\de-\d\d against 1e-12", text.out.splitlines()[-1])
+    assert all(line.startswith("verify: ") for done in (passed, failed, text) for line in done.err.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "expected"), [("bfloat16", None, "float32"), ("float32", "bfloat16", "bfloat16")]
+)
+def test_threshold_follows_what_conversion_rounded(
+    command: Run, tmp_path: Path, stored: str, asked: str | None, expected: str
+) -> None:
+    """Weights as the model stores them are exact; those of a narrower dtype are not."""
+    save(random_model(FAMILY, TINY[FAMILY]).to(getattr(torch, stored)), tmp_path / "model")
+    command("convert", tmp_path / "model", "-o", tmp_path / "checkpoint", *(["--dtype", asked] if asked else []))
+    command("build", tmp_path / "checkpoint", "-o", tmp_path / "engine", "--max-seq-len", 10)
+    done = command("verify", tmp_path / "model", tmp_path / "engine", "--json")
+    assert (done.status, done.json["passed"], done.json["threshold"]) == (0, True, THRESHOLDS[expected])
+
+
+def test_verify_in_what_room_there_is(command: Run, folders: Folders, tmp_path: Path) -> None:
+    """Prompts leave room for one token at least, and get no more tokens than fit."""
+    command("build", folders.checkpoint, "-o", tmp_path / "engine", "--max-seq-len", 65)
+    report = command("verify", folders.model, tmp_path / "engine", "--json").json
+    lengths = [(prompt["prompt_tokens"], prompt["greedy_tokens"]) for prompt in report["prompts"]]
+    assert lengths == [(1, 32), (2, 32), (7, 32), (64, 1)]
+
+
+def test_verify_against_another_model(command: Run, folders: Folders, tmp_path: Path) -> None:
+    other = save(random_model(FAMILY, TINY[FAMILY] | {"vocab_size": TEXT_VOCAB}, seed=1), tmp_path / "other")
+    done = command("verify", other, folders.engine, "--json")
+    assert (done.status, done.json["passed"]) == (1, False)
+    assert done.json["logit_error"] > 1
+    assert done.json["greedy_agree"] < done.json["greedy_tokens"] / 2
+
+
+def test_bench(command: Run, folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates by a clock that ticks once a step: 3 prompts of 40 tokens take two steps of 64, then 4 steps decode."""
+    steps = 0
+    step = Engine.step
+
+    def counted(engine: Engine) -> Any:
+        nonlocal steps
+        steps += 1
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", counted)
+    monkeypatch.setattr(hybridtrt.runtime.bench, "time", SimpleNamespace(perf_counter=lambda: float(steps)))
+    words = ["bench", folders.engine, "--batch", "1,3", "--prompt", 40, "--new", 5]
+    done = command(*words, "--json")
+    assert (done.status, done.err) == (0, "")
+    assert set(done.json) == {"results"}
+    one, three = done.json["results"]
+    memory = [one.pop("peak_rss_mb"), three.pop("peak_rss_mb")]
+    rates = {"prefill_tokens_per_s": 40.0, "decode_tokens_per_s": 1.0}
+    assert one == {"batch": 1, "prompt": 40, "new": 5, **rates}
+    assert (three["batch"], three["prefill_tokens_per_s"]) == (3, 60.0)
+    assert three["decode_tokens_per_s"] in (11 / 4, 12 / 4)  # the first prompt may decode while the last is prefilled
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    assert all(most / 4 < value <= most + 1 for value in memory)
+    text = command(*words)
+    assert [line.split(",")[0] for line in text.out.splitlines()] == ["batch 1", "batch 3"]
+    assert "prefill 40.0 tokens/s, decode 1.0 tokens/s" in text.out.splitlines()[0]
+
+
+def test_bench_counts_every_token(
+    command: Run, folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    @contextmanager
+    def counting(label: str, total: int, unit: str) -> Any:
+        ticks: list[None] = []
+        yield lambda: ticks.append(None)
+        seen.extend((total, len(ticks)))
+
+    monkeypatch.setattr(hybridtrt.progress, "count_progress", counting)
+    engine = shutil.copytree(folders.engine, tmp_path / "engine")
+    config = json.loads((engine / "config.json").read_text())
+    config["pretrained_config"]["eos_token_ids"] = list(range(TEXT_VOCAB))  # any token would end a request
+    (engine / "config.json").write_text(json.dumps(config))
+    assert command("bench", engine, "--batch", "1,3", "--prompt", 4, "--new", 3).status == 0
+    assert seen == [12, 12]
+
+
+def test_serve_passes_its_options_on(command: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(hybridtrt.model_repo.supervisor, "serve", lambda *args, **more: calls.append((args, more)) or 7)
+    assert command("serve", "engine").status == 7
+    ports = ["--http-port", 1, "--grpc-port", 2, "--metrics-port", 3]
+    command("serve", "engine", *ports, "--threads", 4, "--kv-cache-tokens", 5)
+    assert calls == [
+        ((Path("engine"), 8000, 8001, 8002), {"threads": None, "kv_cache_tokens": None}),
+        ((Path("engine"), 1, 2, 3), {"threads": 4, "kv_cache_tokens": 5}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("convert nowhere -o out", "nowhere: no such folder"),
+        ("convert pickled -o out", "pickle files are never loaded"),
+        ("convert empty -o out", "empty/config.json: cannot be read"),
+        ("convert model -o model", "holds the model itself"),
+        ("convert model -o full", "exists and was not written by hybridtrt"),
+        ("convert model -o full/file/out", "Not a directory"),
+        ("convert model", "nowhere to write to: give --output FOLDER"),
+        ("build nowhere -o out", "nowhere/config.json: cannot be read"),
+        ("build model -o out", "is not a checkpoint of hybridtrt"),
+        ("build checkpoint -o checkpoint", "holds the checkpoint itself"),
+        ("build checkpoint -o full", "exists and was not written by hybridtrt"),
+        ("build checkpoint -o out --target tensorrt", "target 'tensorrt' is not known; known: cpu"),
+        ("build checkpoint -o out --max-batch-size 0", "max_batch_size=0 is not in 1..4096"),
+        ("build checkpoint -o out --max-num-tokens -1", "max_num_tokens=-1 is not in 1.."),
+        ("build checkpoint -o out --tokens-per-block 5000", "tokens_per_block=5000 is not in 1..4096"),
+        ("build checkpoint -o out --max-num-tokens 7", "max_num_tokens=7 is less than max_batch_size=8"),
+        ("inspect nowhere", "nowhere: no such folder"),
+        ("inspect empty", "empty/config.json: cannot be read"),
+        ("generate engine", "give --prompt TEXT or --input-ids 1,2,3"),
+        ("generate nowhere --input-ids 1", "nowhere is not an engine"),
+        ("generate model --input-ids 1", "is not an engine's"),
+        ("generate bare_engine --prompt x", "has no tokenizer: give token ids instead of text"),
+        ("generate bare_engine --input-ids 1 --stop-word x", "need a tokenizer, and the engine has none"),
+        ("generate engine --prompt=", "the prompt is empty"),
+        ("generate engine --prompt \udcff", "text is not valid UTF-8"),
+        ("generate engine --input-ids 1 --input-ids 384", "token id 384 is not in 0..383"),
+        ("generate engine --input-ids=-1", "token id -1 is not in 0..383"),
+        ("generate engine --input-ids 1 --max-tokens 128", "exceed max_seq_len=128"),
+        ("generate engine --input-ids 1 --max-tokens 0", "max_tokens=0 must be an integer of at least 1"),
+        ("generate engine --input-ids 1 --temperature nan", "temperature=nan must be"),
+        ("generate engine --input-ids 1 --top-k=-1", "top_k=-1 must be"),
+        ("generate engine --input-ids 1 --top-p 1.5", "top_p=1.5 must be"),
+        ("generate engine --input-ids 1 --seed=-1", "seed=-1 must be"),
+        ("generate engine --input-ids 1 --threads 0", "threads=0 is not positive"),
+        ("verify nowhere engine", "nowhere is not a model folder: there is no config.json in it"),
+        ("verify empty engine", "empty is not a model folder"),
+        ("verify model nowhere", "nowhere is not an engine"),
+        ("verify foreign engine", "has 96 tokens"),
+        ("verify full engine", "transformers cannot load it: "),
+        ("verify pickled engine", "transformers cannot load it: "),
+        ("bench nowhere", "nowhere is not an engine"),
+        ("bench engine --batch 1,4", "batch 4 is not in 1..3"),
+        ("bench engine --batch 0", "batch 0 is not in 1..3"),
+        ("bench engine --prompt 0", "prompt 0 and new 64 need"),
+        ("bench engine --prompt 1 --new 1", "prompt 1 and new 1 need"),
+        ("bench engine --prompt 65 --new 64", "at most 128 tokens together"),
+        ("bench engine --threads 0", "threads=0 is not positive"),
+        ("serve nowhere", "nowhere"),
+    ],
+)
+def test_bad_input_is_one_line(command: Run, folders: Folders, tmp_path: Path, words: str, message: str) -> None:
+    """Status 1, nothing on standard output, one line on standard error, and nothing written."""
+    paths = {name: getattr(folders, name) for name in ("model", "checkpoint", "engine", "bare_engine")}
+    paths |= {
+        "foreign": tiny_checkpoint(FAMILY),
+        **{name: tmp_path / name for name in ("empty", "full", "out", "pickled")},
+    }
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    (tmp_path / "full" / "config.json").write_text('{"model_type": "nothing"}')
+    shutil.copytree(folders.model, tmp_path / "pickled", ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.save(load_file(folders.model / "model.safetensors"), tmp_path / "pickled" / "pytorch_model.bin")
+    before = sorted(tmp_path.rglob("*"))
+    parts = [word.split("/", 1) for word in words.split(" ")]
+    done = command(*("/".join([str(paths.get(first, first)), *rest]) for first, *rest in parts))
+    *progress, line = done.err.splitlines()
+    assert (done.status, done.out) == (1, "")
+    assert line.startswith("error: ")
+    assert message in line
+    assert all(stage.startswith("verify: ") for stage in progress)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "translate x",
+        "convert",
+        "convert model -o out --dtype int8",
+        "generate engine --input-ids 1,x",
+        "generate engine --input-ids=",
+        "generate engine --input-ids 1 --max-tokens many",
+        "bench engine --batch 1,,2",
+        "serve engine --json",
+    ],
+)
+def test_bad_usage_is_status_2(command: Run, words: str) -> None:
+    done = command(*words.split())
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith("usage: hybridtrt")
+    assert ": error: " in done.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_help_names_every_option(command: Run, name: str) -> None:
+    done = command(name, "--help")
+    assert (done.status, done.err) == (0, "")
+    assert all(option in done.out for option in OPTIONS[name])
+    assert name in command("--help").out
+
+
+def test_help_of_build_says_what_its_limits_are_by_default(command: Run) -> None:
+    said = re.findall(r"\((\d+)\b", command("build", "--help").out)
+    defaults = BuildConfig()
+    assert [int(number) for number in said] == [getattr(defaults, name) for name in LIMITS]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (ValueError("two\n  lines"), 1, "error: two lines"),
+        (FileNotFoundError(2, "No such file or directory", "x"), 1, "error: [Errno 2] No such file or directory: 'x'"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_how_a_command_ends(
+    command: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int, line: str
+) -> None:
+    def fail(path: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(hybridtrt.build.inspect, "inspect", fail)
+    assert command("inspect", "x") == Done(status, "", line + "\n")

@@ -1,0 +1,215 @@
+"""The torch runner and what loads it: pools that are cleared and poisoned where they should, and steps by hand."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import checkpoints
+import numpy as np
+import pytest
+import torch
+from engines import LIMITS, tiny_engine
+from null_runner import null_info
+from numpy.typing import NDArray
+
+from hybridtrt.build.engine import BuildConfig, EngineConfig, read_engine_config
+from hybridtrt.build.network import build_program
+from hybridtrt.converters.checkpoint import open_weights
+from hybridtrt.plugins.pointwise import cpu as pointwise_cpu
+from hybridtrt.plugins.ragged import Step
+from hybridtrt.plugins.step import StepBatch
+from hybridtrt.runtime.forward import full_logits, prefill_steps
+from hybridtrt.runtime.load import RuntimeOptions, load_runner, runner_info
+from hybridtrt.runtime.runner import Runner
+from hybridtrt.runtime.torch_runner import TorchRunner
+
+FAMILY = "qwen3_next"  # states and pages
+IDS = np.random.default_rng(0).integers(0, 96, 40).tolist()
+
+
+@pytest.fixture
+def runner() -> Runner:
+    return load_runner(tiny_engine(FAMILY))
+
+
+def one_row(ids: Sequence[int], context: int, slot: int, pages: Sequence[int], groups: Sequence[str]) -> StepBatch:
+    """A step of one sequence: `ids` after `context` tokens; the last one wants logits."""
+    return StepBatch(
+        input_ids=np.array(ids, np.int32),
+        positions=np.arange(context, context + len(ids), dtype=np.int32),
+        cu_seqlens=np.array([0, len(ids)], np.int32),
+        context_lens=np.array([context], np.int32),
+        state_src=np.array([slot], np.int32),
+        state_dst=np.array([slot], np.int32),
+        logits_indices=np.array([len(ids) - 1], np.int32),
+        block_tables=dict.fromkeys(groups, np.array([pages], np.int32)),
+    )
+
+
+def run(runner: Runner, ids: Sequence[int], context: int, slot: int, pages: Sequence[int]) -> NDArray[np.float32]:
+    return runner.step(one_row(ids, context, slot, pages, list(runner.info.num_pages)))
+
+
+HOME = {"a": (1, [1, 2, 3]), "b": (2, [4, 5, 6])}  # slot and pages of two sequences
+
+
+def test_poison_reaches_what_it_names_and_nothing_else(runner: Runner) -> None:
+    """Freed slots and freed pages both turn the logits of whoever still reads them into NaN."""
+    group = next(iter(runner.info.num_pages))
+    expected = full_logits(runner, [*IDS, 7])[-1]
+    for pages, slots, hit in (({}, [1], "a"), ({group: [2]}, [], "a"), ({}, [2], "b"), ({group: [4, 6]}, [], "b")):
+        runner.clear_slots([1, 2])
+        for slot, own in HOME.values():
+            run(runner, IDS, 0, slot, own)
+        runner.poison(pages, slots)
+        for name, (slot, own) in HOME.items():
+            logits = run(runner, [7], len(IDS), slot, own)[0]
+            if name == hit:
+                assert np.isnan(logits).all()
+            else:
+                np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
+
+
+def test_a_cleared_slot_is_new_and_the_others_go_on(runner: Runner) -> None:
+    expected = full_logits(runner, IDS)
+    runner.poison({group: range(count) for group, count in runner.info.num_pages.items()}, range(runner.info.num_slots))
+    runner.clear_slots([1, 2])
+    for slot, pages in HOME.values():
+        run(runner, IDS[:-1], 0, slot, pages)
+    runner.clear_slots([2])
+    slot, pages = HOME["a"]
+    np.testing.assert_allclose(run(runner, IDS[-1:], len(IDS) - 1, slot, pages)[0], expected[-1], rtol=0, atol=1e-4)
+    slot, pages = HOME["b"]
+    np.testing.assert_allclose(run(runner, IDS[:9], 0, slot, pages)[0], expected[8], rtol=0, atol=1e-4)
+
+
+def test_only_the_tokens_that_want_logits_get_them(runner: Runner) -> None:
+    expected = full_logits(runner, IDS)
+    runner.clear_slots([1])
+    batch = one_row(IDS, 0, *HOME["a"], list(runner.info.num_pages))
+    logits = runner.step(replace(batch, logits_indices=np.array([3, 17], np.int32)))
+    np.testing.assert_allclose(logits, expected[[3, 17]], rtol=0, atol=1e-4)
+    runner.clear_slots([1])
+    assert runner.step(replace(batch, logits_indices=np.array([], np.int32))).shape == (0, 96)
+
+
+def pools(runner: Runner) -> list[torch.Tensor]:
+    assert isinstance(runner, TorchRunner)
+    return [*runner._states, *(pool for own in runner._pages.values() for pool in own)]
+
+
+@pytest.mark.parametrize("family", checkpoints.FAMILIES)
+def test_pools_take_what_was_planned_until_the_runner_is_closed(family: str) -> None:
+    runner, plan = load_runner(tiny_engine(family)), read_engine_config(tiny_engine(family)).memory()
+    assert sum(pool.nbytes for pool in pools(runner)) == plan.page_bytes + plan.state_bytes
+    full_logits(runner, IDS)
+    held = [weakref.ref(pool) for pool in pools(runner)]
+    runner.close()
+    gc.collect()
+    assert [pool() for pool in held] == [None] * len(held)
+
+
+def test_values_are_gone_when_nothing_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near the end of a step of 37 tokens few of its values are left: the stream, and the arrays of the step."""
+    alive = []
+
+    def gather_rows(step: Step, x: torch.Tensor) -> torch.Tensor:
+        tensors = (found for found in gc.get_objects() if type(found) is torch.Tensor)
+        alive.append(sum(found.shape[:1] == (37,) for found in tensors))
+        return x[step.logits_indices]
+
+    monkeypatch.setattr(pointwise_cpu, "gather_rows", gather_rows)
+    runner = load_runner(tiny_engine(FAMILY))
+    full_logits(runner, IDS[:37])
+    assert isinstance(runner, TorchRunner)
+    assert alive[0] < 12 < len(runner.program.nodes) / 4
+
+
+def test_float64_holds_states_and_pages_too() -> None:
+    """In float64 a sequence in pieces equals a whole one far more closely than float32 pools would allow."""
+    folder = tiny_engine(FAMILY)
+    config = read_engine_config(folder)
+    program, stored = build_program(config.model), open_weights(folder / "rank0.engine", config.model)
+    weights = {name: stored.get_tensor(name) for name in program.weights}
+    runner = TorchRunner(program, weights, runner_info(config, RuntimeOptions()), dtype=torch.float64)
+    whole, pieces = full_logits(runner, IDS), full_logits(runner, IDS, 3)
+    assert whole.dtype == np.float32
+    np.testing.assert_allclose(pieces, whole, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("walker", ["torch", "triton"])
+def test_a_walker_that_is_not_known(walker: str) -> None:
+    with pytest.raises(ValueError, match=f"walker '{walker}' is not known; known: reference, cpu"):
+        load_runner(tiny_engine(FAMILY), RuntimeOptions(walker=walker))
+
+
+@pytest.mark.parametrize(("tokens", "pages"), [(1, 1), (15, 1), (16, 1), (17, 2), (400, 25)])
+def test_pages_that_hold_so_many_tokens(tokens: int, pages: int) -> None:
+    """Whole pages, and the reserved one besides."""
+    config = read_engine_config(tiny_engine(FAMILY))
+    assert LIMITS.tokens_per_block == 16
+    info = runner_info(config, RuntimeOptions(kv_cache_tokens=tokens))
+    assert info.num_pages == {"full_attention": 1 + pages}
+    default = runner_info(config, RuntimeOptions())
+    assert default.num_pages == config.memory().num_pages
+    assert replace(info, num_pages=default.num_pages) == default
+
+
+def test_what_the_scheduler_is_told_are_the_limits_of_the_engine() -> None:
+    config = EngineConfig(read_engine_config(tiny_engine(FAMILY)).model, BuildConfig("cpu", 3, 50, 200, 8))
+    info = runner_info(config, RuntimeOptions())
+    assert (info.max_batch_size, info.max_num_tokens, info.max_seq_len, info.page_size) == (3, 50, 200, 8)
+    assert (info.num_slots, info.num_pages) == (4, {"full_attention": 1 + 3 * 25})
+    assert (info.vocab_size, info.eos_token_ids, info.pad_token_id) == (96, (2,), 0)
+    assert list(info.caches) == config.model.caches()
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+def test_threads() -> None:
+    for count in (2, 1):
+        load_runner(tiny_engine(FAMILY), RuntimeOptions(threads=count))
+        assert torch.get_num_threads() == count
+    load_runner(tiny_engine(FAMILY))
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize("name", ["threads", "kv_cache_tokens"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_options_are_positive(name: str, value: int) -> None:
+    options: Mapping[str, int] = {name: value}
+    with pytest.raises(ValueError, match=f"{name}={value} is not positive"):
+        RuntimeOptions(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 5, 8, 1000])
+@pytest.mark.parametrize("length", [1, 4, 5, 20])
+def test_prefill_steps_take_no_more_than_a_step_may(chunk: int | None, length: int) -> None:
+    """Pieces of `chunk` tokens, of as many as a step takes where that is less; together they are the sequence."""
+    info, size = null_info(max_num_tokens=8, max_seq_len=20), min(chunk or 8, 8)
+    batches = list(prefill_steps(info, IDS[:length], chunk))
+    assert [batch.num_tokens for batch in batches] == [min(size, length - start) for start in range(0, length, size)]
+    assert np.concatenate([batch.input_ids for batch in batches]).tolist() == IDS[:length]
+    assert np.concatenate([batch.positions for batch in batches]).tolist() == list(range(length))
+    assert [int(batch.context_lens[0]) for batch in batches] == list(range(0, length, size))
+
+
+def test_full_logits_start_from_a_new_slot_each_time(runner: Runner) -> None:
+    first = full_logits(runner, IDS)
+    assert first.shape == (len(IDS), 96)
+    np.testing.assert_allclose(full_logits(runner, IDS), first, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [0, LIMITS.max_seq_len + 1])
+def test_sequences_that_do_not_fit(runner: Runner, length: int) -> None:
+    with pytest.raises(ValueError, match=rf"{length} tokens are not in 1\.\.256"):
+        full_logits(runner, [1] * length)
