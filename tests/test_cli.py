@@ -362,6 +362,17 @@ def test_bench_counts_every_token(
     assert seen == [12, 12]
 
 
+@pytest.mark.parametrize("words", [("generate", "--input-ids", 1), ("bench", "--prompt", 1, "--new", 2)])
+def test_threads(command: Run, folders: Folders, words: tuple[Any, ...]) -> None:
+    before = torch.get_num_threads()
+    try:
+        for count in (2, 1):
+            assert command(words[0], folders.engine, *words[1:], "--threads", count).status == 0
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_serve_passes_its_options_on(command: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr(hybridtrt.model_repo.supervisor, "serve", lambda *args, **more: calls.append((args, more)) or 7)

@@ -19,6 +19,8 @@ from engines import make_engine, oracle_logits, relative_error
 from numpy.typing import NDArray
 
 from hybridtrt.build.engine import BuildConfig
+from hybridtrt.converters.mixers import Mamba1Config
+from hybridtrt.converters.model_reader import read_model_config
 from hybridtrt.runtime.forward import full_logits
 from hybridtrt.runtime.load import load_runner
 
@@ -35,12 +37,14 @@ JOINT: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_hidden_layers": 6, "layer_types": None, "full_attention_interval": 3},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 30.0, "partial_rotary_factor": 0.5}},
         {"linear_key_head_dim": 4, "linear_num_key_heads": 4},
+        {"num_experts": 0},
     ),
     "jamba": (
         {"hidden_size": 40},  # the rank of dt is a sixteenth of it, rounded up
         {"mamba_dt_rank": 3},
         {"attn_layer_period": 2, "attn_layer_offset": 0},
         {"expert_layer_period": 3, "expert_layer_offset": 2},
+        {"num_experts": 1},
     ),
     "granitemoehybrid": (
         {"mamba_n_groups": 2},
@@ -50,6 +54,7 @@ JOINT: dict[str, tuple[dict[str, Any], ...]] = {
         {"position_embedding_type": None},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 30.0}},
         {"num_key_value_heads": None},
+        {"num_local_experts": 0},
     ),
 }
 
@@ -110,3 +115,22 @@ def test_every_key_acts_as_in_transformers(family: str, tmp_path: Path) -> None:
             assert relative_error(ours(model, tmp_path / key), expected) < LOGIT_ERROR, key
             acted += relative_error(expected, base) > 100 * LOGIT_ERROR
     assert acted > 15
+
+
+@pytest.mark.parametrize("family", checkpoints.FAMILIES)
+def test_positions_bound_the_length(family: str, tmp_path: Path) -> None:
+    values = json.loads((checkpoints.tiny_checkpoint(family) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"max_position_embeddings": 77}))
+    assert read_model_config(tmp_path).max_length == 77
+
+
+@pytest.mark.parametrize("hidden", [16, 33, 40, 48])
+def test_rank_of_dt_that_is_left_to_the_model(hidden: int, tmp_path: Path) -> None:
+    """Jamba's rank of dt, "auto" or absent, is what transformers makes of it: not only where 16 divides the width."""
+    values = checkpoints.TINY["jamba"] | {"hidden_size": hidden, "head_dim": 8}
+    expected = transformers.AutoConfig.for_model("jamba", **values).mamba_dt_rank
+    for spelling in ({"mamba_dt_rank": "auto"}, {}):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "jamba", **values, **spelling}))
+        branches = (branch for layer in read_model_config(tmp_path).layers for branch in layer.branches())
+        ranks = {branch.dt_rank for branch in branches if isinstance(branch, Mamba1Config)}
+        assert ranks == {expected}

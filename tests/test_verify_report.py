@@ -57,7 +57,8 @@ def test_values_that_are_not_finite_are_infinitely_wrong(bad: float) -> None:
 
 
 @pytest.mark.parametrize("first_wrong", [None, 0, 3, 7])
-def test_agreement_counts_to_the_first_token_that_differs(first_wrong: int | None) -> None:
+@pytest.mark.parametrize("apart", [1.5, 1e3])  # by how many ties the first wrong token is worse
+def test_agreement_counts_to_the_first_token_that_differs(first_wrong: int | None, apart: float) -> None:
     """A token that the oracle likes as well as its best one, but for less than a tie, counts as equal."""
     rng = np.random.default_rng(1)
     expected = rng.standard_normal((8, 20)).astype(np.float32)
@@ -66,7 +67,7 @@ def test_agreement_counts_to_the_first_token_that_differs(first_wrong: int | Non
         expected[row, other] = expected[row, tokens[row]] - 0.5 * TIE * expected.std()
     tied = (tokens + 1) % 20
     chosen = np.where(np.arange(8) % 2, tied, tokens)
-    if first_wrong is not None:
-        chosen[first_wrong:] = expected[first_wrong:].argmin(-1)
-        chosen[first_wrong + 1 :] = tokens[first_wrong + 1 :]  # what comes after a difference says nothing
+    if first_wrong is not None:  # what comes after a difference says nothing
+        chosen[first_wrong] = other = (tokens[first_wrong] + 2) % 20
+        expected[first_wrong, other] = expected[first_wrong].max() - apart * TIE * expected.std()
     assert agreeing_tokens(expected, chosen.tolist()) == (8 if first_wrong is None else first_wrong)
