@@ -84,6 +84,23 @@ def test_an_older_engine_is_replaced_only_by_a_whole_one(checkpoint: Path, engin
     assert {path.name for path in engine.parent.iterdir()} == {"checkpoint", "engine"}
 
 
+def test_an_older_engine_comes_back_if_the_new_one_cannot_take_its_place(
+    checkpoint: Path, engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, rename = files_of(engine), Path.rename
+
+    def fail(path: Path, target: Path) -> Path:
+        if path.name.endswith(".new"):
+            raise OSError("disk full")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="disk full"):
+        build(checkpoint, engine, replace(LIMITS, max_seq_len=100))
+    assert files_of(engine) == before
+    assert {path.name for path in engine.parent.iterdir()} == {"checkpoint", "engine"}
+
+
 def test_anything_else_in_the_way_is_left_alone(checkpoint: Path) -> None:
     foreign = checkpoint.parent / "foreign"
     shutil.copytree(tiny_checkpoint("jamba"), foreign)

@@ -181,11 +181,21 @@ def test_layer_table() -> None:
     assert json.loads(json.dumps(data)) == data
     text = render(summary)
     assert len(text.splitlines()) == 1 + 5 + 1 + 1 + 5
+    cells = [line.split() for line in text.splitlines()]
     for row in summary.layers:
-        assert any(
-            line.split()[:3] == [str(row.index), row.mixer, row.ffn] and f"{row.parameters:,}" in line
-            for line in text.splitlines()
-        )
+        numbers = [f"{number:,}" for number in (row.parameters, row.kv_bytes_per_token, row.state_bytes)]
+        assert [str(row.index), row.mixer, row.ffn, *numbers] in cells
+    outside = 2 * 96 * 32 + 32  # embedding, head and final norm
+    assert ["embedding,", "final", "norm,", "head", f"{outside:,}"] in cells
+    assert summary.parameters == outside + sum(row.parameters for row in summary.layers)
+    totals = dict(line.split("  ", 1) for line in text.splitlines()[-5:])
+    assert {name: value.strip() for name, value in totals.items()} == {
+        "architecture": "free, float32",
+        "layers": "5: 2 attention / mlp, 1 mamba1 / mlp, 1 mamba2 / mlp, 1 attention+gated_delta / mlp",
+        "parameters": f"{summary.parameters:,} in {4 * summary.parameters:,} bytes",
+        "KV bytes per token": "full_attention 256, window_100 128",
+        "state bytes/sequence": f"{summary.state_bytes:,}",
+    }
 
 
 @pytest.mark.parametrize("family_name", FAMILIES)

@@ -10,7 +10,9 @@ import pytest
 
 from hybridtrt.build.network import build_program
 from hybridtrt.converters.config import Block, LayerConfig, ModelConfig
+from hybridtrt.converters.families import family
 from hybridtrt.converters.ffns import MlpConfig, MoeConfig, RouterConfig
+from hybridtrt.converters.hf_config import HFConfig
 from hybridtrt.converters.mixers import AttentionConfig
 from hybridtrt.converters.model_reader import read_model_config
 from hybridtrt.plugins.caches import PageSpec, StateSpec
@@ -80,6 +82,16 @@ def test_matrices_have_the_stored_dtype_and_sensitive_weights_float32() -> None:
     assert {name: spec.dtype for name, spec in weights.items()} == {
         name: "float32" if spec.full_precision else "bfloat16" for name, spec in config.weight_table().items()
     }
+
+
+@pytest.mark.parametrize("name", checkpoints.FAMILIES)
+def test_vectors_are_never_rounded(name: str) -> None:
+    """Norms, biases, decays and the like are small, and everything passes through them."""
+    values = checkpoints.TINY[name] | checkpoints.SPECIAL_IDS | {"attention_bias": True, "mamba_proj_bias": True}
+    table = family(name).config(HFConfig({"model_type": name, **values})).weight_table()
+    vectors = {weight: spec.full_precision for weight, spec in table.items() if len(spec.shape) == 1}
+    assert vectors == dict.fromkeys(vectors, True)
+    assert any(weight.endswith("_proj.bias") or weight.endswith("qkv.bias") for weight in vectors)
 
 
 Call = tuple[str, list[str], dict[str, str], dict[str, str], dict[str, Any]]
