@@ -13,7 +13,7 @@ from hybridtrt.converters.config import Block, LayerConfig, ModelConfig
 from hybridtrt.converters.families import family
 from hybridtrt.converters.ffns import MlpConfig, MoeConfig, RouterConfig
 from hybridtrt.converters.hf_config import HFConfig
-from hybridtrt.converters.mixers import AttentionConfig
+from hybridtrt.converters.mixers import AttentionConfig, Mamba2Config
 from hybridtrt.converters.model_reader import read_model_config
 from hybridtrt.plugins.caches import PageSpec, StateSpec
 from hybridtrt.plugins.pointwise import ACTIVATIONS
@@ -81,6 +81,25 @@ def test_matrices_have_the_stored_dtype_and_sensitive_weights_float32() -> None:
     weights = build_program(config).weights
     assert {name: spec.dtype for name, spec in weights.items()} == {
         name: "float32" if spec.full_precision else "bfloat16" for name, spec in config.weight_table().items()
+    }
+
+
+def test_mixers_take_the_numbers_of_their_config() -> None:
+    """Those of which no published model of a supported family has other than the usual values, too."""
+    attention = AttentionConfig(4, 2, 8, scale=0.3, window=5, softcap=0.7)
+    mamba2 = Mamba2Config(4, 16, 8, 2, conv_width=4, dt_min=0.1, dt_max=0.9, norm_eps=0.25)
+    layers = tuple(LayerConfig((Block((mixer,)),)) for mixer in (attention, mamba2))
+    program = build_program(ModelConfig("small", 96, 32, 256, 1e-6, layers))
+    found = {node.name: node.attributes for node in program.nodes}
+    expected = {"group": "window_5", "scale": 0.3, "window": 5, "softcap": 0.7}
+    assert expected.items() <= found["layers.0.attention.core"].items()
+    assert {"dt_min": 0.1, "dt_max": 0.9}.items() <= found["layers.1.mamba2.core"].items()
+    epsilons = {name: attributes["eps"] for name, attributes in found.items() if "eps" in attributes}
+    assert epsilons == {
+        "layers.0.attention.pre_norm": 1e-6,
+        "layers.1.mamba2.pre_norm": 1e-6,
+        "layers.1.mamba2.norm": 0.25,
+        "final_norm": 1e-6,
     }
 
 
