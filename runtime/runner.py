@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridtrt.plugins.caches import CacheSpec
 from hybridtrt.plugins.step import StepBatch
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What preempting costs: running tokens again, or copying caches away and back. Only speed depends on them."""
+
+    seconds_per_token: float = 1e-3  # of prefill
+    copy_bytes_per_s: float = 4e9
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,7 @@ class RunnerInfo:
     caches: tuple[CacheSpec, ...]
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
+    costs: Costs = field(default_factory=Costs)
 
 
 class Runner(Protocol):
@@ -42,11 +51,25 @@ class Runner(Protocol):
     def clear_slots(self, slots: Sequence[int]) -> None:
         """Zero these slots in every state pool: a slot is zero when a sequence takes it."""
 
+    def copy_pages(self, copies: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+        """Copy pages, (source, target) by group, in all layers of the group; no page is both."""
+
+    def save(self, pages: Mapping[str, Sequence[int]], slots: Sequence[int]) -> Any:
+        """A copy of these pages (by group) and slots outside the pools, for `restore`; on a GPU in host memory."""
+
+    def restore(self, saved: Any, pages: Mapping[str, Sequence[int]], slots: Sequence[int]) -> None:
+        """Write a copy back to as many pages and slots, which need not be the same ones."""
+
     def poison(self, pages: Mapping[str, Sequence[int]], slots: Sequence[int]) -> None:
         """Overwrite freed pages (by group) and slots with NaN; tests use it to prove that nothing reads them."""
 
     def step(self, batch: StepBatch) -> NDArray[np.float32]:
-        """Run one step, update the caches in place and return logits `[R, vocab_size]`."""
+        """Run one step, update the caches in place and return logits `[R, vocab_size]`.
+
+        The caller may overwrite the result. Pages before a row's window may be page 0 in its block table. `state_src`
+        and `state_dst` of a row may differ, several rows may read one slot, and no row reads a slot that another one
+        writes.
+        """
 
     def close(self) -> None:
         """Release memory and threads."""
