@@ -23,7 +23,7 @@ class PageGroup:
 
     def pages(self, length: int, page_size: int) -> int:
         """Pages of a sequence of `length` tokens."""
-        return pages_held(length, page_size, self.limit)
+        return pages_held(length, page_size, limit=self.limit)
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,12 @@ class StateSpec:
 CacheSpec = PageSpec | StateSpec
 
 
-def pages_held(tokens: int, page_size: int, limit: int | None) -> int:
-    """Pages of one group that a sequence of `tokens` tokens holds.
+def pages_held(tokens: int, page_size: int, window: int | None = None, limit: int | None = None, chunk: int = 1) -> int:
+    """Most pages of one group that a sequence of `tokens` tokens holds at once.
 
     What sizes the pools and what admits requests both ask here, so that a sequence that fits the limits of an engine
-    can always start. Pages before a window are held to the end of the sequence.
+    can always start. A step of up to `chunk` tokens needs the `window - 1` tokens before them; pages wholly before
+    those are given back. So many tokens may begin in the middle of a page.
     """
-    return -(-(tokens if limit is None else min(tokens, limit)) // page_size)
+    pages = -(-(tokens if limit is None else min(tokens, limit)) // page_size)
+    return pages if window is None else min(pages, 1 - (-(window - 2 + chunk) // page_size))

@@ -47,7 +47,7 @@ class PagePool:
 
     def pages_for(self, tokens: int) -> int:
         """Pages of a sequence of `tokens` tokens."""
-        return pages_held(tokens, self.page_size, self.limit)
+        return pages_held(tokens, self.page_size, limit=self.limit)
 
     def can_reserve(self, count: int) -> bool:
         """Whether `count` pages are neither held nor promised."""

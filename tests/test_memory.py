@@ -21,7 +21,7 @@ from hybridtrt.converters.hf_config import HFConfig
 from hybridtrt.converters.memory import cache_memory, plan_memory, weight_bytes
 from hybridtrt.converters.mixers import AttentionConfig, GatedDeltaConfig, Mamba1Config, Mamba2Config
 from hybridtrt.converters.model_reader import read_model_config
-from hybridtrt.plugins.caches import CacheSpec, PageSpec, StateSpec
+from hybridtrt.plugins.caches import CacheSpec, PageSpec, StateSpec, pages_held
 from hybridtrt.runtime.cache_manager import CacheManager
 from hybridtrt.runtime.request import Request, SamplingParams
 from hybridtrt.runtime.runner import RunnerInfo
@@ -145,6 +145,37 @@ def test_what_fits_the_limits_can_always_start(tokens: int, page_size: int, limi
         assert manager.can_admit(sequence)
         manager.admit(sequence)
         manager.prepare(sequence, tokens)
+
+
+@given(
+    tokens=st.integers(1, 200),
+    page_size=st.integers(1, 20),
+    window=st.none() | st.integers(1, 60),
+    limit=st.none() | st.integers(1, 200),
+    chunk=st.integers(1, 40),
+    data=st.data(),
+)
+@settings(max_examples=200, deadline=None)
+def test_pages_held_is_the_most_of_any_way_to_run_a_sequence(
+    tokens: int, page_size: int, window: int | None, limit: int | None, chunk: int, data: st.DataObject
+) -> None:
+    """However it is cut, no step holds more pages; in steps as long as they may be, some step holds as many."""
+    most = pages_held(tokens, page_size, window, limit, chunk)
+
+    def held(context: int, count: int) -> int:
+        first = 0 if window is None else max(0, context - window + 1)
+        return len({p // page_size for p in range(first, context + count) if limit is None or p < limit})
+
+    context = 0
+    while context < tokens:
+        count = data.draw(st.integers(1, min(chunk, tokens - context)))
+        assert held(context, count) <= most
+        context += count
+    if limit is None:
+        fits = min(chunk, tokens)
+        some = max(held(context, fits) for context in range(tokens - fits + 1))
+        assert some == most or (window is not None and tokens < window + chunk + page_size)
+    assert most == pages_held(min(tokens, limit or tokens), page_size, window, None, chunk)
 
 
 def test_layers_of_one_group_must_keep_the_same_tokens() -> None:
