@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from hybridtrt.runtime.runner import Runner, RunnerInfo
 from hybridtrt.runtime.sampler import choose, temperature_of
 from hybridtrt.runtime.scheduler import Limits, Plan, Scheduler
 from hybridtrt.runtime.sequence import Sequence
-from hybridtrt.runtime.statistics import Counters, Statistics, Usage
+from hybridtrt.runtime.statistics import Recorder, Usage, snapshot
 from hybridtrt.runtime.text_stream import TextStream
 from hybridtrt.runtime.tokenizer import Tokenizer
 from hybridtrt.runtime.validation import check_request, stop_ids
@@ -53,7 +54,8 @@ class Engine:
         self._caches = CacheManager(self.info)
         self._scheduler = Scheduler(_limits(self.options, self.info), self._caches)
         self._builder = BatchBuilder(self._caches, self.info.max_seq_len)
-        self._counters = Counters()
+        self._recorder = Recorder(time.monotonic)
+        self._counters = self._recorder.counters
         self._lock = threading.Lock()  # of the ids in use, the inbox and the closing
         self._ids: set[str] = set()
         self._inbox: deque[Sequence | str] = deque()  # new sequences and ids to cancel, in the order they came
@@ -125,14 +127,14 @@ class Engine:
         """Counters and the state of the pools: the fields of `Statistics` as plain data."""
         slots, pools = self._caches.slots, self._caches.pools
         running, unfinished = len(self._scheduler.running), len(self._ids)
-        snapshot = Statistics(
+        return snapshot(
+            self._recorder,
             running=running,
             waiting=max(unfinished - running, 0),
+            preempted=0,
             slots=Usage(slots.used, slots.usable - slots.used),
-            pages={pool.group: Usage(pool.used, pool.usable - pool.used, pool.promised) for pool in pools},
-            **asdict(self._counters),
-        )
-        return asdict(snapshot)
+            pages={pool.group: Usage(pool.used, pool.usable - pool.used, promised=pool.promised) for pool in pools},
+        ).to_dict()
 
     def check_integrity(self) -> None:
         """Raise `RuntimeError`, naming each fault, unless every page and slot is free or held by a running request."""
