@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridtrt.plugins.caches import CacheSpec, PageSpec, StateSpec
-from hybridtrt.plugins.step import StepBatch
+from hybridtrt.plugins.step import Int32, StepBatch
 from hybridtrt.runtime.runner import RunnerInfo
 
-PRIME = 2_147_483_647
+PRIME = 1_048_573  # sums of thousands of weighted hashes are exact in float64
 FACTOR = 48_271
 MIX = np.uint64(0x9E3779B97F4A7C15)
 
@@ -26,10 +27,19 @@ def null_info(
     num_slots: int = 9,
     states: bool = True,
     eos_token_ids: tuple[int, ...] = (),
+    windows: Mapping[str, int] | None = None,
+    limits: Mapping[str, int] | None = None,
 ) -> RunnerInfo:
-    """Limits of a small engine with page groups "full" and "window", unless others are given, and one state pool."""
+    """Limits of a small engine with page groups "full" and "window", unless others are given, and one state pool.
+
+    `windows` and `limits` are those of page groups; no other group has one, whatever its name.
+    """
     num_pages = {"full": 65, "window": 65} if num_pages is None else num_pages
-    caches: list[CacheSpec] = [PageSpec(f"layers.{i}.kv", group, (1,)) for i, group in enumerate(num_pages)]
+    windows, limits = windows or {}, limits or {}
+    caches: list[CacheSpec] = [
+        PageSpec(f"layers.{i}.kv", group, (1,), window=windows.get(group), limit=limits.get(group))
+        for i, group in enumerate(num_pages)
+    ]
     if states:
         caches.append(StateSpec("layers.9.state", (1,)))
     return RunnerInfo(
@@ -46,11 +56,12 @@ def null_info(
 
 
 class NullRunner:
-    """Stores tokens in page pools and a running hash in a state pool, and checks every batch against the step contract.
+    """Keeps a running hash in a state pool and each token's in the pages, and checks every batch against the contract.
 
-    A wrong slot, page, position, order or cut, or a state that survives its owner, changes the logits. `on_step` is
-    called with each batch before it runs and may raise; `nan_token` makes the logits NaN for sequences that begin with
-    it.
+    As keys and values of a real layer do, what a page holds of a token depends on all tokens before it. So a wrong
+    slot, page, position, order or cut, a page of another history, or a state that survives its owner changes the
+    logits, and a NaN that is read makes them NaN. `on_step` is called with each batch before it runs and may raise;
+    `nan_token` makes the logits NaN for sequences that begin with it.
     """
 
     def __init__(
@@ -65,7 +76,7 @@ class NullRunner:
         self.pages = {group: np.full((count, info.page_size), np.nan) for group, count in info.num_pages.items()}
         self.states = np.full(info.num_slots, np.nan)
         self.states[0] = 0
-        self.has_states = any(isinstance(spec, StateSpec) for spec in info.caches)
+        self.has_states = has_states(info)
         self.batches: list[StepBatch] = []
         self.closed = False
 
@@ -73,6 +84,27 @@ class NullRunner:
         assert self.has_states
         assert all(0 < slot < len(self.states) for slot in slots), slots
         self.states[list(slots)] = 0
+
+    def copy_pages(self, copies: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+        for group, pairs in copies.items():
+            sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+            assert 0 not in sources + targets
+            assert len(set(targets)) == len(targets)
+            assert not set(sources) & set(targets)
+            self.pages[group][targets] = self.pages[group][sources]
+
+    def save(self, pages: Mapping[str, Sequence[int]], slots: Sequence[int]) -> Any:
+        assert self.has_states or not slots
+        return {group: self.pages[group][list(numbers)] for group, numbers in pages.items()}, self.states[list(slots)]
+
+    def restore(self, saved: Any, pages: Mapping[str, Sequence[int]], slots: Sequence[int]) -> None:
+        assert 0 not in slots
+        contents, states = saved
+        assert contents.keys() == pages.keys()
+        self.states[list(slots)] = states
+        for group, numbers in pages.items():
+            assert 0 not in numbers
+            self.pages[group][list(numbers)] = contents[group]
 
     def poison(self, pages: Mapping[str, Sequence[int]], slots: Sequence[int]) -> None:
         assert 0 not in slots
@@ -85,54 +117,76 @@ class NullRunner:
         self.closed = True
 
     def step(self, batch: StepBatch) -> NDArray[np.float32]:
-        check_batch(batch, self.info, self.has_states)
+        check_batch(batch, self.info)
         self.batches.append(batch)
         if self.on_step is not None:
             self.on_step(batch)
-        logits = {}
+        logits = []
         for row in range(batch.num_sequences):
             start, stop = batch.cu_seqlens[row : row + 2]
-            hashes = self._run(batch, row, batch.input_ids[start:stop].astype(np.int64))
-            logits[stop - 1] = self._logits(hashes, batch, row)
-        rows = [logits[index] for index in batch.logits_indices]
-        return np.stack(rows) if rows else np.zeros((0, self.info.vocab_size), np.float32)
+            wanted = batch.logits_indices[(batch.logits_indices >= start) & (batch.logits_indices < stop)]
+            logits += self._run(batch, row, batch.input_ids[start:stop].tolist(), (wanted - start).tolist())
+        return np.stack(logits) if logits else np.zeros((0, self.info.vocab_size), np.float32)
 
-    def _run(self, batch: StepBatch, row: int, tokens: NDArray[np.int64]) -> list[float]:
-        hashes = []
-        positions = batch.context_lens[row] + np.arange(len(tokens))
-        for group, pool in self.pages.items():
-            table, size = batch.block_tables[group][row], self.info.page_size
-            pool[table[positions // size], positions % size] = tokens
-            everything = np.arange(positions[-1] + 1)
-            hashes.append(page_hash(pool[table[everything // size], everything % size]))
+    def _run(self, batch: StepBatch, row: int, tokens: list[int], wanted: list[int]) -> list[NDArray[np.float32]]:
+        """Write the tokens of one row, and return the logits of those that want them."""
+        context = int(batch.context_lens[row])
+        hashes: list[list[float]] = [[] for _ in wanted]
+        invalid = False
+        for spec in page_specs(self.info):
+            pool, table = self.pages[spec.group], batch.block_tables[spec.group][row]
+            places = np.arange(min(context + len(tokens), spec.limit or self.info.max_seq_len))
+            pages, offsets = table[places // self.info.page_size], places % self.info.page_size
+            if context < len(places):
+                before = pool[pages[context - 1], offsets[context - 1]] if context else 0.0
+                pool[pages[context:], offsets[context:]] = running_hash(before, tokens)[: len(places) - context]
+            for own, index in zip(hashes, wanted, strict=True):
+                seen = visible(spec, context + index)
+                own.append(page_hash(pool[pages[seen], offsets[seen]], seen.start))
+            if self.nan_token is not None and spec.window is None:
+                invalid |= bool(pool[pages[0], 0] == self.nan_token + 1)
         if self.has_states:
-            state = self.states[batch.state_src[row]]
-            for token in tokens:
-                state = (state * FACTOR + token + 1) % PRIME
-            self.states[batch.state_dst[row]] = state
-            hashes.append(state)
-        return hashes
-
-    def _logits(self, hashes: list[float], batch: StepBatch, row: int) -> NDArray[np.float32]:
-        if not np.isfinite(hashes).all():
-            return np.full(self.info.vocab_size, np.nan, np.float32)
-        if self.nan_token is not None and self._first_token(batch, row) == self.nan_token:
-            return np.full(self.info.vocab_size, np.nan, np.float32)
-        return hash_logits(hashes, self.info.vocab_size)
-
-    def _first_token(self, batch: StepBatch, row: int) -> float:
-        group, pool = next(iter(self.pages.items()))
-        return float(pool[batch.block_tables[group][row, 0], 0])
+            states = running_hash(float(self.states[batch.state_src[row]]), tokens)
+            self.states[batch.state_dst[row]] = states[-1]
+            for own, index in zip(hashes, wanted, strict=True):
+                own.append(states[index])
+        size = self.info.vocab_size
+        return [np.full(size, np.nan, np.float32) if invalid else hash_logits(own, size) for own in hashes]
 
 
-def page_hash(tokens: NDArray[np.float64]) -> float:
-    """A hash of tokens and their places; NaN if one is NaN."""
-    weights = np.arange(1, len(tokens) + 1) * 7919 % 10007
-    return float((tokens + 1) @ weights % PRIME)
+def page_specs(info: RunnerInfo) -> list[PageSpec]:
+    return [spec for spec in info.caches if isinstance(spec, PageSpec)]
+
+
+def has_states(info: RunnerInfo) -> bool:
+    return any(isinstance(spec, StateSpec) for spec in info.caches)
+
+
+def visible(spec: PageSpec, position: int) -> slice:
+    """The positions that a query reads from the pages of a group."""
+    first = 0 if spec.window is None else max(position + 1 - spec.window, 0)
+    return slice(first, position + 1 if spec.limit is None else min(position + 1, spec.limit))
+
+
+def running_hash(value: float, tokens: Sequence[int]) -> list[float]:
+    """The hash after each token, going on from `value`; NaN if that is."""
+    values = []
+    for token in tokens:
+        value = (value * FACTOR + token + 1) % PRIME
+        values.append(value)
+    return values
+
+
+def page_hash(values: NDArray[np.float64], first: int) -> float:
+    """A hash of values and their places, which begin with `first`; NaN if one is NaN."""
+    weights = np.arange(first + 1, first + 1 + len(values)) * 7919 % 10007
+    return float((values + 1) @ weights % PRIME)
 
 
 def hash_logits(hashes: Sequence[float], vocab_size: int) -> NDArray[np.float32]:
-    """Logits `[vocab_size]` in -4..4 that change altogether with any of the hashes."""
+    """Logits `[vocab_size]` in -4..4 that change altogether with any of the hashes; NaN if one is NaN."""
+    if not np.isfinite(hashes).all():
+        return np.full(vocab_size, np.nan, np.float32)
     key = np.uint64(0)
     with np.errstate(over="ignore"):
         for value in hashes:
@@ -145,16 +199,15 @@ def hash_logits(hashes: Sequence[float], vocab_size: int) -> NDArray[np.float32]
 
 def lone_logits(history: Sequence[int], info: RunnerInfo) -> NDArray[np.float32]:
     """The logits `[vocab_size]` after a history, computed without pages, states or batches."""
-    hashes = [page_hash(np.array(history, np.float64)) for _ in info.num_pages]
-    if any(isinstance(spec, StateSpec) for spec in info.caches):
-        state = 0
-        for token in history:
-            state = (state * FACTOR + token + 1) % PRIME
-        hashes.append(state)
+    values = np.array(running_hash(0.0, history))
+    seen = [visible(spec, len(history) - 1) for spec in page_specs(info)]
+    hashes = [page_hash(values[places], places.start) for places in seen]
+    if has_states(info):
+        hashes.append(values[-1])
     return hash_logits(hashes, info.vocab_size)
 
 
-def check_batch(batch: StepBatch, info: RunnerInfo, has_states: bool = True) -> None:
+def check_batch(batch: StepBatch, info: RunnerInfo) -> None:
     """Assert every promise of the step contract."""
     rows, tokens = batch.num_sequences, batch.num_tokens
     arrays = {name: value for name, value in vars(batch).items() if name != "block_tables"} | dict(batch.block_tables)
@@ -172,18 +225,40 @@ def check_batch(batch: StepBatch, info: RunnerInfo, has_states: bool = True) -> 
     expected = np.concatenate([np.arange(a, b) for a, b in zip(batch.context_lens, ends, strict=True)])
     assert np.array_equal(batch.positions, expected)
     assert ((batch.input_ids >= 0) & (batch.input_ids < info.vocab_size)).all()
-    assert set(batch.logits_indices) <= set(batch.cu_seqlens[1:] - 1)
+    assert ((batch.logits_indices >= 0) & (batch.logits_indices < tokens)).all()
     assert (np.diff(batch.logits_indices) > 0).all()
-    for slots in (batch.state_src, batch.state_dst):
-        assert len(set(slots)) == rows
-        if has_states:
-            assert ((slots > 0) & (slots < info.num_slots)).all()
+    assert batch.state_src.shape == batch.state_dst.shape == (rows,)
+    if has_states(info):
+        check_slots(batch, info)
     assert set(batch.block_tables) == set(info.num_pages)
-    for group, table in batch.block_tables.items():
-        used = -(-ends // info.page_size)
-        assert table.shape[0] == rows
-        live = np.arange(table.shape[1]) < used[:, None]
-        assert used.max() <= table.shape[1]
-        assert (table[~live] == 0).all()
-        assert ((table[live] > 0) & (table[live] < info.num_pages[group])).all()
-        assert len(set(table[live])) == live.sum()
+    for spec in page_specs(info):
+        check_pages(batch.block_tables[spec.group], batch.context_lens, ends, spec, info)
+
+
+def check_slots(batch: StepBatch, info: RunnerInfo) -> None:
+    """Assert that nobody reads or writes a slot that another row writes."""
+    for slots in (batch.state_src, batch.state_dst):
+        assert ((slots > 0) & (slots < info.num_slots)).all()
+    readers = batch.state_src[:, None] == batch.state_dst
+    assert len(set(batch.state_dst)) == batch.num_sequences
+    assert not (readers & ~np.eye(batch.num_sequences, dtype=bool)).any()
+
+
+def check_pages(table: Int32, context: Int32, ends: Int32, spec: PageSpec, info: RunnerInfo) -> None:
+    """Assert that what is read or written is there, and that rows share only pages that none of them writes."""
+    limit, window = spec.limit or info.max_seq_len, spec.window or info.max_seq_len
+    column, size = np.arange(table.shape[1]), info.page_size
+    used = -(-np.minimum(ends, limit) // size)
+    assert table.shape[0] == len(ends)
+    assert used.max() <= table.shape[1]
+    assert ((table >= 0) & (table < info.num_pages[spec.group])).all()
+    released = column < (np.maximum(context - window + 1, 0) // size)[:, None]
+    assert (table[released] == 0).all()
+    assert (table[~released & (column < used[:, None])] > 0).all()
+    writable = (context < limit)[:, None] & (column >= context[:, None] // size)
+    held = table > 0
+    written, read = table[held & writable].tolist(), table[held & ~writable].tolist()
+    assert len(set(written)) == len(written)
+    assert not set(written) & set(read)
+    places = {(page, place) for page, place in zip(table[held], np.nonzero(held)[1], strict=True)}
+    assert len(places) == len(set(written)) + len(set(read)), "one page stands at two places"
