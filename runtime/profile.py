@@ -54,6 +54,9 @@ class StepProfile:
     seconds: float
     active_experts: float | None  # experts with a token, mean over the MoE layers; None without such layers
 
+    def __post_init__(self) -> None:
+        _check_positive(self, "tokens", "seconds")
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -65,6 +68,9 @@ class Profile:
     decode: tuple[StepProfile, ...]
     prefill: tuple[StepProfile, ...]
     copy_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "copy_bytes_per_s")
 
     def bytes_per_token(self) -> dict[tuple[str, int], float]:
         """By page group and by the bit length of prompt + max_tokens, so that a look-up is O(1)."""
@@ -78,6 +84,12 @@ class Profile:
         """What preempting costs; prefill as in its largest step."""
         largest = max(self.prefill, key=lambda step: step.tokens)
         return Costs(largest.seconds / largest.tokens, self.copy_bytes_per_s)
+
+
+def _check_positive(value: object, *names: str) -> None:
+    for name in names:
+        if getattr(value, name) <= 0:
+            raise ValueError(f"{name}={getattr(value, name)} is not positive")
 
 
 def engine_identity(engine_dir: Path) -> str:
