@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,7 @@ import numpy as np
 from hybridtrt.runtime.engine import Engine
 from hybridtrt.runtime.load import RuntimeOptions, load_runner
 from hybridtrt.runtime.request import Request, SamplingParams
-
-STATUS = Path("/proc/self/status")
+from hybridtrt.runtime.resident_memory import peak_bytes, reset_peak
 
 
 @dataclass(frozen=True)
@@ -54,10 +52,10 @@ def bench(
     engine = Engine(runner)
     _run(engine, 1, min(prompt, 8), 2, lambda: None)  # touches every weight once
     for batch in batches:
-        _reset_peak_rss()
+        reset_peak()
         prefill, decode = _run(engine, batch, prompt, new, on_token)
         rates = (round(batch * prompt / prefill[1], 2), round(decode[0] / decode[1], 2))
-        yield BenchResult(batch, prompt, new, *rates, round(_peak_rss() / 1e6, 1))
+        yield BenchResult(batch, prompt, new, *rates, round(peak_bytes() / 1e6, 1))
     engine.close()
 
 
@@ -83,16 +81,3 @@ def _run(
         if len(first) == batch and not prefill[0]:
             prefill = tokens, time.perf_counter() - started
     return prefill, (tokens - prefill[0], time.perf_counter() - started - prefill[1])
-
-
-def _peak_rss() -> int:
-    """Bytes."""
-    match = re.search(r"VmHWM:\s+(\d+) kB", STATUS.read_text())
-    return int(match[1]) * 1024 if match else 0
-
-
-def _reset_peak_rss() -> None:
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:  # not allowed in some containers: the peak is then that of the whole run
-        return

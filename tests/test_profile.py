@@ -75,10 +75,8 @@ def test_an_engine_without_a_profile_says_nothing(engine_dir: Path, caplog: pyte
 def test_damage_is_one_warning(engine_dir: Path, caplog: pytest.LogCaptureFixture, data: st.DataObject) -> None:
     path = write_profile(engine_dir, small_profile(engine_dir))
     whole = path.read_bytes()
-    cut, junk = (
-        data.draw(st.integers(0, len(whole) - 2)),
-        data.draw(st.binary(max_size=3).filter(lambda part: b"}" not in part)),
-    )
+    cut = data.draw(st.integers(0, len(whole) - 2))
+    junk = data.draw(st.binary(max_size=3).filter(lambda part: b"}" not in part))  # never whole again
     path.write_bytes(whole[:cut] + junk)
     caplog.clear()
     assert read_profile(engine_dir) is None
