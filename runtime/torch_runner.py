@@ -31,6 +31,14 @@ class _Call:
     dead: tuple[str, ...]  # values that nothing reads after this node
 
 
+@dataclass(frozen=True)
+class _Saved:
+    """Copies of some pages and slots, pool by pool."""
+
+    pages: Mapping[str, list[Tensor]]  # each [pages saved, page_size, ...]
+    states: list[Tensor]  # each [slots saved, ...]
+
+
 class TorchRunner:
     """A `Runner` on torch. Whatever the weights are stored in, it computes in `dtype`: float32, or float64 in tests."""
 
@@ -84,6 +92,25 @@ class TorchRunner:
     def clear_slots(self, slots: Sequence[int]) -> None:
         for pool in self._states:
             pool[list(slots)] = 0.0
+
+    def copy_pages(self, copies: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+        for group, pairs in copies.items():
+            sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+            for pool in self._pages[group]:
+                pool[targets] = pool[sources]
+
+    def save(self, pages: Mapping[str, Sequence[int]], slots: Sequence[int]) -> _Saved:
+        return _Saved(
+            pages={group: [pool[list(numbers)] for pool in self._pages[group]] for group, numbers in pages.items()},
+            states=[pool[list(slots)] for pool in self._states],
+        )
+
+    def restore(self, saved: _Saved, pages: Mapping[str, Sequence[int]], slots: Sequence[int]) -> None:
+        for pool, state in zip(self._states, saved.states, strict=True):
+            pool[list(slots)] = state
+        for group, numbers in pages.items():
+            for pool, page in zip(self._pages[group], saved.pages[group], strict=True):
+                pool[list(numbers)] = page
 
     def poison(self, pages: Mapping[str, Sequence[int]], slots: Sequence[int]) -> None:
         for pool in self._states:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -173,8 +175,10 @@ def run(
     weights: Tensors,
     steps: Steps,
     placement: Placement,
+    change: Callable[[StepBatch, Tensors], StepBatch] = lambda batch, pools: batch,
 ) -> tuple[list[torch.Tensor], Tensors]:
-    """Outputs of each sequence over the given steps, and the pools; all that is not taken is NaN."""
+    """Outputs of each sequence over the given steps, each changed before it runs, and the pools; all that is not taken
+    is NaN."""
     op, inputs, _, cache_shapes, attributes = case
     pools = {}
     for name, shape in cache_shapes.items():
@@ -187,7 +191,7 @@ def run(
     pieces: list[list[torch.Tensor]] = [[] for _ in data]
     function = kernel(op, walker)
     for rows in steps:
-        step = Step(make_batch(rows, tokens, placement, groups=["g"]))
+        step = Step(change(make_batch(rows, tokens, placement, groups=["g"]), pools))
         operands = [torch.cat([data[s][name][a:b] for s, a, b in rows]).to(dtype) for name in inputs]
         typed = {name: tensor.to(dtype) for name, tensor in weights.items()}
         out = function(step, *operands, **typed, **pools, **attributes)
@@ -216,34 +220,89 @@ def test_any_cut_of_any_batch_equals_the_definition(name: str, lengths: list[int
         torch.testing.assert_close(got_pools[key].double(), pool, rtol=2e-4, atol=2e-4, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", [name for name, case in STATEFUL.items() if "kv" in case[3]])
+@pytest.mark.parametrize("walker", WALKERS)
+@settings(max_examples=12, deadline=None)
+@given(
+    lengths=st.lists(st.sampled_from([1, 2, 7, 8, 9, 23, 40]), min_size=1, max_size=4),
+    chunk=st.sampled_from([1, 2, 3, 9, 40]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_pages_that_no_query_sees_are_not_held(
+    name: str, walker: str, lengths: list[int], chunk: int, seed: int
+) -> None:
+    """Pages before the window or from the limit on: page 0 in the table and NaN in the pool, to the same result."""
+    case = STATEFUL[name]
+    window, limit = (case[4].get(key) for key in ("window", "limit"))
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    data = [{key: torch.randn(n, *shape) for key, shape in case[1].items()} for n in lengths]
+    weights = {key: torch.randn(shape) * 0.5 for key, shape in case[2].items()}
+    placement = place(lengths, PAGE, rng)
+    steps = list(cut(lengths, chunk, rng))
+
+    def give_back(batch: StepBatch, pools: Tensors) -> StepBatch:
+        table = batch.block_tables["g"].copy()
+        numbers = np.arange(table.shape[1])
+        first = 0 * batch.context_lens if window is None else np.maximum(batch.context_lens - window + 1, 0) // PAGE
+        end = -(-(batch.context_lens + np.diff(batch.cu_seqlens)) // PAGE)
+        end = end if limit is None else np.minimum(end, -(-limit // PAGE))
+        gone = (numbers < first[:, None]) | (numbers >= end[:, None])
+        pools["kv"][table[gone]] = torch.nan
+        table[gone] = 0
+        return replace(batch, block_tables={"g": table[:, : max(end)]})
+
+    held, _ = run(case, walker, torch.float32, data, weights, steps, placement)
+    given_back, _ = run(case, walker, torch.float32, data, weights, steps, placement, give_back)
+    for expected, actual in zip(held, given_back, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", [name for name, case in STATEFUL.items() if "kv" not in case[3]])
 @pytest.mark.parametrize("walker", WALKERS)
-@pytest.mark.parametrize("length", [1, 3, CHUNK + 1])
-def test_read_slot_and_write_slot_may_differ(name: str, walker: str, length: int) -> None:
-    """A row reads `state_src`, leaves it as it was and writes `state_dst`; a padding row touches only slot 0."""
+@settings(max_examples=8, deadline=None)
+@given(
+    lengths=st.lists(st.sampled_from([1, 2, WIDTH - 1, WIDTH, CHUNK + 1]), min_size=1, max_size=5),
+    sources=st.lists(st.integers(1, 5), min_size=5, max_size=5),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_rows_read_one_slot_and_write_another(
+    name: str, walker: str, lengths: list[int], sources: list[int], seed: int
+) -> None:
+    """Several may read one slot, which stays as it was: what each writes is what it would write in a copy of it."""
     op, inputs, weight_shapes, cache_shapes, attributes = STATEFUL[name]
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     weights = {key: torch.randn(shape) * 0.5 for key, shape in weight_shapes.items()}
-    pools = {key: torch.randn(6, *shape) for key, shape in cache_shapes.items()}
-    before = {key: pool.clone() for key, pool in pools.items()}
-    step_arrays = {
-        "input_ids": np.zeros(length + 1, np.int32),
-        "positions": np.array([*range(7, 7 + length), 0], np.int32),
-        "cu_seqlens": np.array([0, length, length + 1], np.int32),
-        "context_lens": np.array([7, 0], np.int32),
-        "logits_indices": np.array([length - 1], np.int32),
-    }
-    operands = [torch.randn(length + 1, *shape) for shape in inputs.values()]
-    moved = Step(StepBatch(**step_arrays, state_src=np.array([2, 0], np.int32), state_dst=np.array([4, 0], np.int32)))
-    kept = Step(StepBatch(**step_arrays, state_src=np.array([2, 0], np.int32), state_dst=np.array([2, 0], np.int32)))
-    out = kernel(op, walker)(moved, *operands, **weights, **pools, **attributes)
-    in_place = {key: pool.clone() for key, pool in before.items()}
-    again = kernel(op, walker)(kept, *operands, **weights, **in_place, **attributes)
-    torch.testing.assert_close(out, again)
+    before = {key: torch.randn(12, *shape) for key, shape in cache_shapes.items()}
+    contexts = np.random.default_rng(seed).integers(0, 9, len(lengths)).tolist()
+    read, written = sources[: len(lengths)], list(range(6, 6 + len(lengths)))
+
+    def run_from(slots: list[int]) -> tuple[torch.Tensor, Tensors]:
+        """One step of the rows and of a padding row, in place of or beside the slots that they read."""
+        pools = {key: pool.clone() for key, pool in before.items()}
+        if slots == written:
+            for pool in pools.values():
+                pool[written] = pool[read]
+        batch = StepBatch(
+            input_ids=np.zeros(sum(lengths) + 1, np.int32),
+            positions=np.array([c + t for c, n in zip([*contexts, 0], [*lengths, 1], strict=True) for t in range(n)]),
+            cu_seqlens=np.cumsum([0, *lengths, 1]).astype(np.int32),
+            context_lens=np.array([*contexts, 0], np.int32),
+            state_src=np.array([*slots, 0], np.int32),
+            state_dst=np.array([*written, 0], np.int32),
+            logits_indices=np.zeros(0, np.int32),
+        )
+        return kernel(op, walker)(Step(batch), *operands, **weights, **pools, **attributes), pools
+
+    operands = [torch.randn(sum(lengths) + 1, *shape) for shape in inputs.values()]
+    out, pools = run_from(read)
+    expected, copied = run_from(written)
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
     for key, pool in pools.items():
-        torch.testing.assert_close(pool[[1, 2, 3, 5]], before[key][[1, 2, 3, 5]], rtol=0, atol=0)
-        torch.testing.assert_close(pool[4], in_place[key][2])
-        assert not torch.equal(pool[4], before[key][4])
+        torch.testing.assert_close(pool, copied[key], rtol=0, atol=0)
+        torch.testing.assert_close(pool[1:6], before[key][1:6], rtol=0, atol=0)
+        torch.testing.assert_close(pool[6 + len(lengths) :], before[key][6 + len(lengths) :], rtol=0, atol=0)
+        assert not any(torch.equal(pool[slot], before[key][slot]) for slot in written)
 
 
 @pytest.mark.parametrize("channels", [False, True])

@@ -73,6 +73,68 @@ def test_poison_reaches_what_it_names_and_nothing_else(runner: Runner) -> None:
                 np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
 
 
+def contents(runner: Runner) -> list[torch.Tensor]:
+    """Copies of all pools as integers, so that NaN equals itself bit by bit."""
+    return [pool.view(torch.int32).clone() for pool in pools(runner)]
+
+
+def test_a_copy_of_pages_and_slots_goes_on_like_the_original(runner: Runner) -> None:
+    """Pages are copied and a row writes a slot beside the one it read: both sequences give the same logits."""
+    (group,) = runner.info.num_pages
+    runner.clear_slots([1])
+    slot, pages = HOME["a"]
+    run(runner, IDS, 0, slot, pages)
+    before = contents(runner)
+    runner.copy_pages({group: [(1, 9), (2, 7), (3, 8)]})
+    fork = replace(one_row([7], len(IDS), slot, [9, 7, 8], [group]), state_dst=np.array([5], np.int32))
+    forked = runner.step(fork)
+    np.testing.assert_array_equal(run(runner, [7], len(IDS), slot, pages), forked)
+    np.testing.assert_array_equal(
+        run(runner, [8], len(IDS) + 1, slot, pages), run(runner, [8], len(IDS) + 1, 5, [9, 7, 8])
+    )
+    untouched = [slice(10, None), slice(4, 7)], [slice(2, 5), slice(6, None)]
+    for old, new in zip(before, contents(runner), strict=True):
+        for part in untouched[len(old) == runner.info.num_slots]:
+            assert torch.equal(old[part], new[part])
+
+
+def test_what_is_saved_comes_back_anywhere(runner: Runner) -> None:
+    """Not in the same pages and slots, bit by bit with NaN in it, more than once, and whatever happened in between."""
+    (group,) = runner.info.num_pages
+    runner.clear_slots([1])
+    slot, pages = HOME["a"]
+    run(runner, IDS, 0, slot, pages)
+    runner.poison({group: [6]}, [4])
+    saved = runner.save({group: [*pages, 6]}, [slot, 4])
+    before = contents(runner)
+    expected = run(runner, [7], len(IDS), slot, pages)
+    runner.poison({group: range(1, 20)}, range(1, runner.info.num_slots))
+    runner.restore(saved, {group: [9, 2, 1, 5]}, [3, 1])
+    np.testing.assert_array_equal(run(runner, [7], len(IDS), 3, [9, 2, 1]), expected)
+    runner.restore(saved, {group: [1, 2, 3, 6]}, [1, 4])
+    for old, new in zip(before, contents(runner), strict=True):
+        numbers = [1, 4] if len(old) == runner.info.num_slots else [1, 2, 3, 6]
+        assert torch.equal(old[numbers], new[numbers])
+
+
+def test_nothing_to_copy_save_or_restore(runner: Runner) -> None:
+    (group,) = runner.info.num_pages
+    before = contents(runner)
+    runner.copy_pages({group: []})
+    runner.restore(runner.save({group: []}, []), {group: []}, [])
+    runner.restore(runner.save({}, []), {}, [])
+    assert all(torch.equal(old, new) for old, new in zip(before, contents(runner), strict=True))
+
+
+def test_logits_belong_to_the_caller(runner: Runner) -> None:
+    """Processors of logits overwrite them; the next step is as if they had not."""
+    runner.clear_slots([1, 2])
+    first = run(runner, IDS, 0, *HOME["a"])
+    expected = first.copy()
+    first[:] = np.nan
+    np.testing.assert_array_equal(run(runner, IDS, 0, *HOME["b"]), expected)
+
+
 def test_a_cleared_slot_is_new_and_the_others_go_on(runner: Runner) -> None:
     expected = full_logits(runner, IDS)
     runner.poison({group: range(count) for group, count in runner.info.num_pages.items()}, range(runner.info.num_slots))

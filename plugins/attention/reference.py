@@ -28,9 +28,11 @@ def attention(
     per_group = q.shape[1] // k.shape[1]
     for row, tokens in step.slices():
         positions = step.positions[tokens]
-        length = int(positions[-1]) + 1
-        cached = kv[step.block_tables[group][row]].flatten(0, 1)[:length].to(q.dtype)  # [length, 2, kv_heads, head_dim]
-        distance = positions[:, None] - torch.arange(length)
+        first = 0 if window is None else max(0, int(positions[0]) - window + 1)
+        seen = torch.arange(first, int(positions[-1]) + 1)
+        pages = step.block_tables[group][row, seen // kv.shape[1]]
+        cached = kv[pages, seen % kv.shape[1]].to(q.dtype)  # [seen, 2, kv_heads, head_dim]
+        distance = positions[:, None] - seen
         masked = (distance < 0) if window is None else (distance < 0) | (distance >= window)
         for head in range(q.shape[1]):
             keys, values = cached[:, :, head // per_group].unbind(1)
@@ -40,5 +42,5 @@ def attention(
             scores = scores.masked_fill(masked, -torch.inf)
             if sinks is not None:
                 scores = torch.cat([scores, sinks[head].to(q.dtype).expand(len(scores), 1)], dim=1)
-            out[tokens, head] = scores.softmax(-1)[:, :length] @ values
+            out[tokens, head] = scores.softmax(-1)[:, : len(seen)] @ values
     return out
