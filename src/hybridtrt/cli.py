@@ -115,6 +115,18 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument("--grpc-port", type=int, default=8001, help="gRPC port on loopback")
     one.add_argument("--metrics-port", type=int, default=8002, help="metrics port on loopback")
     one.add_argument("--threads", type=int, help="compute threads")
+    one = add(commands.profile)
+    one.add_argument("engine", type=Path, help="engine folder")
+    one.add_argument("--requests", type=int, default=100, help="requests of the sample load")
+    one.add_argument(
+        "--ranges",
+        type=_integers,
+        metavar="64,128",
+        help="shortest prompt + max_tokens of each range, a power of two; by default all from 32 that fit",
+    )
+    one.add_argument("--seed", type=int, default=0, help="seed of lengths, tokens and sampling")
+    one.add_argument("--threads", type=int, help="compute threads")
+
     one.add_argument("--kv-cache-tokens", type=int, help="tokens in the KV pages; by default a full batch fits")
     return parser
 

@@ -178,6 +178,24 @@ def bench(args: argparse.Namespace) -> int:
 def serve(args: argparse.Namespace) -> int:
     """Serve an engine with Triton Inference Server on loopback."""
     from hybridtrt.model_repo.supervisor import serve
+def profile(args: argparse.Namespace) -> int:
+    """Run a sample load and write what it shows into the engine folder, for admission and preemption."""
+    from hybridtrt.converters.plain_data import to_plain
+    from hybridtrt.progress import stage_progress
+    from hybridtrt.runtime.profile import write_profile
+    from hybridtrt.runtime.profile_table import render_profile
+    from hybridtrt.runtime.profiler import SampleLoad, profile_engine
+
+    load = SampleLoad(args.requests, None if args.ranges is None else tuple(args.ranges), args.seed)
+    measured = profile_engine(args.engine, load, args.threads, stage_progress("profile"))
+    path = write_profile(args.engine, measured)
+    if args.json:
+        _print_json(to_plain(measured))
+    else:
+        print(f"{render_profile(measured)}\nprofile {path}")
+    return 0
+
+
 
     return serve(
         args.engine,

@@ -1,0 +1,124 @@
+"""What steps of a runner cost by their shape, and what copying its caches costs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from hybridtrt.plugins.caches import PageSpec, StateSpec
+from hybridtrt.plugins.step import StepBatch
+from hybridtrt.runtime.profile import StepProfile
+from hybridtrt.runtime.runner import Runner, RunnerInfo
+from hybridtrt.runtime.torch_runner import TorchRunner
+
+REPEATS = 3
+COPIED_BYTES = 64 << 20  # at most in one measurement
+
+
+class StepProfiler:
+    """Times steps of an idle runner, with random tokens and caches of any content. Leaves the caches dirty."""
+
+    def __init__(self, runner: Runner, seed: int = 0) -> None:
+        self._runner = runner
+        self._info = runner.info
+        self._rng = np.random.default_rng(seed)
+
+    def decode(self) -> tuple[StepProfile, ...]:
+        """Steps of 1, 2, 4 ... rows of one token up to the largest batch, half-way to the longest sequence."""
+        context = (self._info.max_seq_len - 1) // 2
+        return tuple(
+            self._profile(self._batch(rows, 1, context), rows) for rows in doublings(self._info.max_batch_size)
+        )
+
+    def prefill(self) -> tuple[StepProfile, ...]:
+        """First chunks of 1, 2, 4 ... tokens up to the largest step."""
+        most = min(self._info.max_num_tokens, self._info.max_seq_len)
+        return tuple(self._profile(self._batch(1, count, 0), count) for count in doublings(most))
+
+    def copy_bytes_per_s(self) -> float:
+        """Bytes a second, one way, of saving the caches of one sequence and of writing them back."""
+        info = self._info
+        page_bytes = dict.fromkeys(info.num_pages, 0)
+        for spec in info.caches:
+            if isinstance(spec, PageSpec):
+                page_bytes[spec.group] += spec.bytes_per_token * info.page_size
+        held = -(-info.max_seq_len // info.page_size)
+        pages = {
+            group: list(range(1, 1 + min(held, info.num_pages[group] - 1, COPIED_BYTES // max(size, 1) + 1)))
+            for group, size in page_bytes.items()
+        }
+        state_bytes = sum(spec.bytes_per_slot for spec in info.caches if isinstance(spec, StateSpec))
+        slots = [1] if state_bytes else []
+        moved = state_bytes + sum(page_bytes[group] * len(numbers) for group, numbers in pages.items())
+        saved = self._runner.save(pages, slots)
+        seconds = _median_seconds(lambda: self._runner.save(pages, slots))
+        seconds += _median_seconds(lambda: self._runner.restore(saved, pages, slots))
+        return 2 * max(moved, 1) / seconds
+
+    def _profile(self, batch: StepBatch, tokens: int) -> StepProfile:
+        self._runner.step(batch)
+        seconds = _median_seconds(lambda: self._runner.step(batch))
+        return StepProfile(tokens, seconds, active_experts(self._runner, batch))
+
+    def _batch(self, rows: int, count: int, context: int) -> StepBatch:
+        """`rows` rows of `count` tokens, each after `context` tokens, with pages of their own as far as there are."""
+        info = self._info
+        width = -(-(context + count) // info.page_size)
+        numbers = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
+        slots = np.arange(1, rows + 1, dtype=np.int32)
+        cu_seqlens = np.arange(rows + 1, dtype=np.int32) * count
+        return StepBatch(
+            input_ids=self._rng.integers(0, info.vocab_size, rows * count, np.int32),
+            positions=np.tile(np.arange(context, context + count, dtype=np.int32), rows),
+            cu_seqlens=cu_seqlens,
+            context_lens=np.full(rows, context, np.int32),
+            state_src=slots,
+            state_dst=slots,
+            logits_indices=cu_seqlens[1:] - 1,
+            block_tables={group: 1 + numbers % (pages - 1) for group, pages in info.num_pages.items()},
+        )
+
+
+def active_experts(runner: Runner, batch: StepBatch) -> float | None:
+    """Experts with at least one token of a step, mean over the MoE layers; None where the runner cannot tell."""
+    if not isinstance(runner, TorchRunner):
+        return None
+    program = runner.program
+    layers = [(node.inputs[2], node.weights["up"]) for node in program.nodes if node.op == "experts"]
+    if not layers:
+        return None
+    chosen = runner.trace(batch, [experts for experts, _ in layers])
+    # a number beyond the experts skips them all
+    return statistics.fmean(
+        np.count_nonzero(np.unique(chosen[experts]) < int(program.weights[up].shape[0])) for experts, up in layers
+    )
+
+
+def doublings(most: int) -> Iterator[int]:
+    """1, 2, 4 ... below `most`, and `most`."""
+    count = 1
+    while count < most:
+        yield count
+        count *= 2
+    yield most
+
+
+def touch_pools(runner: Runner, info: RunnerInfo) -> None:
+    """Write every page and slot, so that memory that grows later is not theirs."""
+    for group, pages in info.num_pages.items():
+        for page in range(2, pages):
+            runner.copy_pages({group: [(1, page)]})
+    if any(isinstance(spec, StateSpec) for spec in info.caches):
+        runner.clear_slots(range(1, info.num_slots))
+
+
+def _median_seconds(work: Callable[[], object]) -> float:
+    seconds = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
