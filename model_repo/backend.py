@@ -24,7 +24,8 @@ from hybridtrt.model_repo.streams import Senders, Stream
 from hybridtrt.model_repo.text_interface import TextInterface
 from hybridtrt.model_repo.token_interface import TokenInterface
 from hybridtrt.runtime.client import EngineClient, EngineUnavailableError
-from hybridtrt.runtime.protocol import ErrorCode, ProtocolError, Reply, Submission
+from hybridtrt.runtime.protocol import ErrorCode, ProtocolError, Reply
+from hybridtrt.runtime.submission import Submission
 
 log = logging.getLogger("hybridtrt.model")
 WATCHDOG_SECONDS = 0.5
@@ -107,7 +108,7 @@ class Model:
             return
         stream = Stream(self.interface, ask, responder, self._client.new_id(), self._ended)
         self._live.add(stream)
-        submission = Submission(stream.request_id, ask.text, ask.messages, ask.input_ids, ask.sampling, tag)
+        submission = Submission(stream.request_id, ask.text, ask.messages, ask.input_ids, ask.sampling, tag=tag)
         try:
             self._client.submit(submission, self._senders.attach(stream))
         except BaseException:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hybridtrt.runtime import protocol
-from hybridtrt.runtime.protocol import EngineInfo, FrameDecoder, Message, ProtocolError, Reply, Submission
+from hybridtrt.runtime.protocol import EngineInfo, FrameDecoder, Message, ProtocolError, Reply
+from hybridtrt.runtime.submission import Submission
 
 log = logging.getLogger("hybridtrt.client")
 
@@ -66,7 +67,7 @@ class EngineClient:
         return str(next(self._ids))
 
     def submit(self, submission: Submission, on_reply: OnReply) -> None:
-        """Send a request; `on_reply` gets its replies, the last of which has a `finish_reason`.
+        """Send a request; `on_reply` gets its replies, the last of which ends the request.
 
         Raises:
             EngineUnavailableError: nothing was sent, and `on_reply` will not be called.
@@ -93,11 +94,11 @@ class EngineClient:
         self.submit(submission, replies.put)
         reply = Reply(submission.id)
         try:
-            while reply.finish_reason is None:
+            while not reply.ends_request:
                 reply = replies.get(timeout=timeout)
                 yield reply
         finally:
-            if reply.finish_reason is None:
+            if not reply.ends_request:
                 self.cancel(submission.id)
 
     def cancel(self, request_id: str) -> None:
@@ -195,8 +196,8 @@ class EngineClient:
 
     def _reply(self, reply: Reply) -> None:
         with self._lock:
-            last = reply.finish_reason is not None
-            on_reply = self._open.pop(reply.request_id, None) if last else self._open.get(reply.request_id)
+            ask = self._open.pop if reply.ends_request else self._open.get
+            on_reply = ask(reply.request_id, None)
         if on_reply is None:
             return
         try:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from hybridtrt.runtime.protocol import EngineInfo
 from hybridtrt.runtime.request import Output, Request
+from hybridtrt.runtime.submission import EncodesPrompts
 
 log = logging.getLogger("hybridtrt.engine")
 
@@ -25,13 +26,6 @@ class StepsRequests(Protocol):
     def step(self) -> Sequence[Output]: ...
     def statistics(self) -> Mapping[str, Any]: ...
     def close(self) -> None: ...
-
-
-class EncodesPrompts(Protocol):
-    """What is needed of a tokenizer, from one thread of its own."""
-
-    def encode(self, text: str) -> Sequence[int]: ...
-    def encode_messages(self, messages: str) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True)

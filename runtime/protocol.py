@@ -1,11 +1,11 @@
-"""The engine process' socket protocol, version 1: length-prefixed JSON frames over a Unix socket.
+"""The engine process' socket protocol, version 2: length-prefixed JSON frames over a Unix socket.
 
 A frame is a 4-byte big-endian length and that many bytes of UTF-8 JSON, always an object with a `type`.
 
 | from   | type         | fields                                                                                     |
 |--------|--------------|--------------------------------------------------------------------------------------------|
 | engine | `hello`      | `protocol`, `engine` (an `EngineInfo`); the first frame of a connection                    |
-| client | `submit`     | `id`, one of `text`, `messages`, `input_ids`, `sampling` (fields of `SamplingParams`), `tag` |
+| client | `submit`     | the fields of a `Submission`, those that differ from their defaults                        |
 | client | `cancel`     | `id` of a request of this connection                                                       |
 | client | `stop`       | `tag`: cancels the requests of all connections that were submitted with it                 |
 | client | `statistics` | `id`: any number                                                                           |
@@ -13,7 +13,8 @@ A frame is a 4-byte big-endian length and that many bytes of UTF-8 JSON, always 
 | engine | `statistics` | `id`, `statistics`                                                                         |
 | engine | `error`      | `error`: what was wrong with the connection's last frame; the engine then hangs up         |
 
-A request ends with the reply that carries `finish_reason`. Hanging up cancels the connection's requests.
+An answer ends with the reply that carries `finish_reason`, a request with the last of its answers: that reply has no
+`more`. Hanging up cancels the connection's requests.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from functools import cache
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from hybridtrt.runtime.request import Output, SamplingParams
+from hybridtrt.runtime.submission import Submission
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 64 << 20
 _HEADER = struct.Struct(">I")
 
@@ -55,19 +57,7 @@ class EngineInfo:
     has_tokenizer: bool = False
 
 
-@dataclass(frozen=True)
-class Submission:
-    """A request as a client sends it; exactly one of `text`, `messages` (JSON, for the chat template), `input_ids`."""
-
-    id: str
-    text: str | None = None
-    messages: str | None = None
-    input_ids: tuple[int, ...] | None = None
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    tag: str = ""  # what `stop` names; not unique
-
-
-@dataclass(frozen=True)
+@dataclass
 class Reply(Output):
     """An `Output` as it crosses the socket. `code` says whose fault an `error` is; the first reply of a request that
     was accepted carries `num_prompt_tokens`."""
@@ -158,7 +148,15 @@ def parse_reply(values: Message) -> Reply:
     """The inverse of `reply`. It trusts the engine: this runs for every token."""
     values["token_ids"] = tuple(values.get("token_ids", ()))
     values["log_probs"] = tuple(values.get("log_probs", ()))
+    if "top_log_probs" in values:
+        values["top_log_probs"] = tuple(_pairs(top) for top in values["top_log_probs"])
+    if "prompt_log_probs" in values:
+        values["prompt_log_probs"] = tuple((chosen, _pairs(top)) for chosen, top in values["prompt_log_probs"])
     return Reply(**values)
+
+
+def _pairs(top: list[list[Any]]) -> tuple[Any, ...]:
+    return tuple(map(tuple, top))
 
 
 def text_field(message: Message, name: str) -> str:
@@ -209,15 +207,26 @@ def _check(value: Any, hint: Any, where: str) -> Any:
             return None
         (hint,) = (x for x in get_args(hint) if x is not type(None))
     if get_origin(hint) is tuple:
-        kind = get_args(hint)[0]
-        if not isinstance(value, list) or any(type(x) is not kind for x in value):
-            raise ProtocolError(f"{where} is {_short(value)}, expected a list of {kind.__name__}")
-        return tuple(value)
+        return _check_list(value, get_args(hint), where)
     kind = dict if get_origin(hint) else hint
     accepted = (int, float) if kind is float else (kind,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
         raise ProtocolError(f"{where} is {_short(value)}, expected {kind.__name__}")
     return value
+
+
+def _check_list(value: Any, kinds: tuple[Any, ...], where: str) -> tuple[Any, ...]:
+    """`kinds` are the arguments of `tuple`: one a value, or one for all and an ellipsis."""
+    kind, any_length = kinds[0], kinds[-1] is ...
+    if not isinstance(value, list) or not (any_length or len(value) == len(kinds)):
+        expected = "a list" if any_length else f"a list of {len(kinds)}"
+        raise ProtocolError(f"{where} is {_short(value)}, expected {expected}")
+    if any_length and isinstance(kind, type):  # a prompt: without a call for each token
+        if any(type(x) is not kind for x in value):
+            raise ProtocolError(f"{where} is {_short(value)}, expected a list of {kind.__name__}")
+        return tuple(value)
+    hints = kinds[:1] * len(value) if any_length else kinds
+    return tuple(_check(x, hint, f"{where}[{i}]") for i, (x, hint) in enumerate(zip(value, hints, strict=True)))
 
 
 def _short(value: object) -> str:

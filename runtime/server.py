@@ -1,7 +1,8 @@
 """The engine process: one engine, stepped on one thread, behind a Unix socket.
 
 Three threads: `EngineThread` opens the engine and steps it, so that all compute has one master thread; the main thread
-runs the socket (asyncio); one worker tokenises. A step's outputs cross the socket as one message a connection.
+runs the socket (asyncio); one worker tokenises and submits what has text, be it a prompt, a word or a grammar. A step's
+outputs cross the socket as one message a connection.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hybridtrt.runtime import protocol
 from hybridtrt.runtime.engine_thread import EngineThread, LoadedEngine
-from hybridtrt.runtime.protocol import ErrorCode, FrameDecoder, Message, ProtocolError, Reply, Submission
-from hybridtrt.runtime.request import Output, Request
+from hybridtrt.runtime.protocol import ErrorCode, FrameDecoder, Message, ProtocolError, Reply
+from hybridtrt.runtime.request import Output
+from hybridtrt.runtime.submission import Submission
 
 log = logging.getLogger("hybridtrt.engine")
 
@@ -34,7 +36,7 @@ class ServerLimits:
 
 @dataclass(eq=False)
 class Live:
-    """A request that has not ended. `submitted` is false while its prompt is tokenised."""
+    """A request that has not ended. `submitted` is false until the worker has handed it to the engine."""
 
     engine_id: str
     connection: Connection
@@ -89,7 +91,7 @@ class EngineServer:
         self._idle.set()
         self._live: dict[str, Live] = {}  # by the engine's request id
         self._accepted = 0
-        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._starting = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
     @property
     def loaded(self) -> LoadedEngine:
@@ -150,7 +152,7 @@ class EngineServer:
 
     async def close(self, timeout: float) -> None:
         """Hang up on everyone, once what was written to them is sent or `timeout` seconds are over."""
-        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+        self._starting.shutdown(wait=False, cancel_futures=True)
         for connection in self.connections:
             connection.transport.close()
         deadline = time.monotonic() + timeout
@@ -167,39 +169,32 @@ class EngineServer:
             self._fail(live, "the server is shutting down", "unavailable")
         elif len(self._live) > self.limits.max_queue_size:
             self._fail(live, f"{self.limits.max_queue_size} requests are in the server already", "unavailable")
-        elif submission.input_ids is not None:
-            self._start(live, submission.input_ids)
-        elif self.loaded.tokenizer is None:
-            self._fail(live, "the engine folder has no tokenizer: send token ids instead of text", "invalid_argument")
         else:
-            task = asyncio.get_running_loop().run_in_executor(self._tokenizing, self._encode, submission)
-            task.add_done_callback(lambda done: self._tokenized(live, done))
+            starting = asyncio.get_running_loop().run_in_executor(self._starting, self._start, live)
+            starting.add_done_callback(lambda done: self._started(live, done))
 
-    def _encode(self, submission: Submission) -> tuple[int, ...]:
-        tokenizer = self.loaded.tokenizer
-        assert tokenizer is not None
-        if submission.messages is not None:
-            return tuple(tokenizer.encode_messages(submission.messages))
-        assert submission.text is not None
-        return tuple(tokenizer.encode(submission.text))
-
-    def _tokenized(self, live: Live, task: asyncio.Future[tuple[int, ...]]) -> None:
-        if live.engine_id not in self._live or task.cancelled():
-            return
+    def _start(self, live: Live) -> bool:
+        """On the worker: make the request and submit it; false if it was cancelled before."""
+        request = live.submission.request(live.engine_id, self.loaded.tokenizer)
         if live.cancelled:
-            self._end(live, Reply(live.engine_id, finish_reason="cancelled"))
-        elif error := task.exception():
-            self._fail(live, *_blame(error))
-        else:
-            self._start(live, task.result())
+            return False
+        live.num_prompt_tokens = len(request.prompt_ids)
+        self.thread.submit(request)
+        return True
 
-    def _start(self, live: Live, prompt_ids: tuple[int, ...]) -> None:
-        try:
-            self.thread.submit(Request(live.engine_id, prompt_ids, live.submission.sampling))
-        except Exception as error:
+    def _started(self, live: Live, starting: asyncio.Future[bool]) -> None:
+        if starting.cancelled():
+            return
+        error = starting.exception()
+        live.submitted = error is None and starting.result()
+        if live.cancelled and live.submitted:
+            self.thread.cancel(live.engine_id)
+        elif live.engine_id not in self._live:
+            return
+        elif error is not None:
             self._fail(live, *_blame(error))
-        else:
-            live.submitted, live.num_prompt_tokens = True, len(prompt_ids)
+        elif live.cancelled:
+            self._end(live, Reply(live.engine_id, finish_reason="cancelled"))
 
     def _cancel(self, live: Live) -> None:
         live.cancelled = True
@@ -214,10 +209,11 @@ class EngineServer:
 
     def _address(self, live: Live, reply: Reply) -> Reply:
         """The reply under the client's id; a request's first one carries the length of its prompt."""
-        count, live.num_prompt_tokens = live.num_prompt_tokens, None
-        if reply.finish_reason is not None:
+        reply.request_id = live.submission.id
+        reply.num_prompt_tokens, live.num_prompt_tokens = live.num_prompt_tokens, None
+        if reply.ends_request:
             self._forget(live)
-        return replace(reply, request_id=live.submission.id, num_prompt_tokens=count)
+        return reply
 
     def _forget(self, live: Live) -> None:
         live.connection.live.pop(live.submission.id, None)

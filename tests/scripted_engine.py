@@ -1,4 +1,7 @@
-"""An engine without a model, for tests of what stands around it: token k of a request is its last prompt token + k."""
+"""An engine without a model, for tests of what stands around it: token k of a request is its last prompt token + k.
+
+Of several answers to one request the i-th is i tokens shorter, so that they end one after another, the first one last.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ INFO = EngineInfo(1000, 8, 256, 512, 32, 9, {"full": 64}, has_tokenizer=True)
 class ScriptedTokenizer:
     """Text "12 13" is token ids 12, 13; messages are a JSON list that is counted."""
 
-    def encode(self, text):
+    def encode(self, text, add_special_tokens=True):
         if text == "explode":
             raise RuntimeError("tokenizer exploded")
         return [int(word) for word in text.split()]
@@ -43,6 +46,7 @@ class ScriptedEngine:
         self._lock = threading.Lock()
         self._requests = {}
         self._cancelled = []
+        self.submitted = []
 
     @property
     def has_work(self):
@@ -53,6 +57,7 @@ class ScriptedEngine:
             raise ValueError("the prompt is empty")
         if request.prompt_ids[0] == 666:
             raise RuntimeError("a bug")
+        self.submitted.append(request)
         with self._lock:
             self._requests[request.id] = [request, 0]
 
@@ -71,13 +76,19 @@ class ScriptedEngine:
             cancelled, self._cancelled = self._cancelled, []
             outputs = [Output(i, finish_reason="cancelled") for i in cancelled if self._requests.pop(i, None)]
             for request_id, entry in list(self._requests.items()):
-                request, _ = entry
                 entry[1] += 1
-                token = request.prompt_ids[-1] + entry[1]
-                last = entry[1] == request.params.max_tokens
-                if last:
+                outputs += self._outputs(*entry)
+                if outputs[-1].ends_request:
                     del self._requests[request_id]
-                outputs.append(Output(request_id, (token,), f"{token} ", finish_reason="length" if last else None))
+        return outputs
+
+    @staticmethod
+    def _outputs(request, step):
+        token, length = request.prompt_ids[-1] + step, request.params.max_tokens
+        outputs = []
+        for i in reversed(range(min(request.params.n, length - step + 1))):
+            reason = "length" if step == length - i else None
+            outputs.append(Output(request.id, (token,), f"{token} ", finish_reason=reason, index=i, more=i > 0))
         return outputs
 
     def statistics(self):

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,10 @@ from scripted_engine import INFO, ScriptedEngine, ScriptedTokenizer, connected, 
 from hybridtrt.runtime.client import EngineClient, EngineUnavailableError
 from hybridtrt.runtime.engine import Engine
 from hybridtrt.runtime.engine_process import claim_socket
-from hybridtrt.runtime.protocol import FrameDecoder, Submission, encode, submit
+from hybridtrt.runtime.protocol import FrameDecoder, encode, submit
 from hybridtrt.runtime.request import Request, SamplingParams
 from hybridtrt.runtime.server import ServerLimits
+from hybridtrt.runtime.submission import Submission
 
 
 @pytest.fixture
@@ -34,12 +36,12 @@ def engine():
     return ScriptedEngine()
 
 
-def ask(client, prompt=(1,), max_tokens=4, **fields):
+def ask(client, prompt=(1,), max_tokens=4, sampling=None, **fields):
     if isinstance(prompt, str):
         fields["text"] = prompt
     elif prompt is not None:
         fields["input_ids"] = prompt
-    return Submission(client.new_id(), sampling=SamplingParams(max_tokens=max_tokens), **fields)
+    return Submission(client.new_id(), sampling=SamplingParams(max_tokens=max_tokens, **sampling or {}), **fields)
 
 
 def until(condition, seconds=5.0):
@@ -115,6 +117,37 @@ def test_text_without_a_tokenizer_is_refused(engine, path):
         assert "no tokenizer" in reply.error
 
 
+def test_a_request_ends_with_the_last_of_its_answers(engine, path):
+    with served(engine, path), connected(path) as client:
+        submission = ask(client, (7,), max_tokens=4, sampling={"n": 3})
+        replies = list(client.stream(submission, timeout=5))
+        assert [[r.token_ids[0] for r in replies if r.index == i] for i in range(3)] == [
+            [8, 9, 10, 11],
+            [8, 9, 10],
+            [8, 9],
+        ]
+        assert [(r.index, r.more) for r in replies if r.finish_reason] == [(2, True), (1, True), (0, False)]
+        assert [r.num_prompt_tokens for r in replies if r.num_prompt_tokens is not None] == [1]
+        assert tokens(client.stream(replace(submission, sampling=SamplingParams(2)), timeout=5)) == [
+            8,
+            9,
+        ]  # the id is free
+
+
+def test_the_whole_request_reaches_the_engine(engine, path):
+    sampling = {"logit_bias": ((5, 1.5),), "bad_token_ids": ((1, 2), (3,)), "guide_type": "regex", "guide": "a+"}
+    more = {"priority": 0.75, "allotted_time_ms": 5000, "cache_salt": "tenant", "logit_bias_words": (("7", -2.0),)}
+    with served(engine, path, ScriptedTokenizer()), connected(path) as client:
+        list(client.stream(ask(client, "3 5", sampling=sampling, **more), timeout=5))
+        (reply,) = client.stream(ask(client, (3,), logit_bias_words=(("7 8", 1.0),)), timeout=5)
+        assert (reply.code, reply.error) == (
+            "invalid_argument", "the word '7 8' with a bias is 2 tokens, expected a single token"
+        )  # fmt: skip
+    (request,) = engine.submitted
+    expected = SamplingParams(4, **sampling | {"logit_bias": ((5, 1.5), (7, -2.0))})
+    assert request == Request(request.id, (3, 5), expected, 0.75, 5000, "tenant")
+
+
 def test_one_message_a_step_and_connection(engine, path):
     engine.gate.clear()
     with served(engine, path), raw(path) as (connection, decoder):
@@ -151,7 +184,7 @@ def test_cancel_ends_the_stream_and_frees_the_request(path):
 
 def test_cancel_while_the_prompt_is_tokenised(engine, path):
     class Slow(ScriptedTokenizer):
-        def encode(self, text):
+        def encode(self, text, add_special_tokens=True):
             started.set()
             assert go.wait(5)
             return super().encode(text)
@@ -167,6 +200,31 @@ def test_cancel_while_the_prompt_is_tokenised(engine, path):
         go.set()
         assert replies.get(timeout=5).finish_reason == "cancelled"
         assert engine.steps == 0
+
+
+@pytest.mark.parametrize("leave", ["cancel", "disconnect"])
+def test_a_request_that_is_given_up_while_the_engine_takes_it_in(engine, path, leave):
+    class Slow(ScriptedEngine):
+        def submit(self, request):
+            started.set()
+            assert go.wait(5)
+            super().submit(request)
+
+    started, go, engine = threading.Event(), threading.Event(), Slow(0.005)
+    with served(engine, path), connected(path) as other, connected(path) as client:
+        replies = queue.SimpleQueue()
+        submission = ask(client, max_tokens=10**9)
+        client.submit(submission, replies.put)
+        assert started.wait(5)
+        if leave == "cancel":
+            client.cancel(submission.id)
+            client.statistics()  # the cancel has been read
+        else:
+            client.close()
+            until(lambda: not replies.empty())
+        go.set()
+        until(lambda: engine.steps and other.statistics()["running"] == 0)
+        assert rest(replies)[-1].finish_reason == ("cancelled" if leave == "cancel" else "error")
 
 
 def test_stop_cancels_by_tag_on_all_connections(path):

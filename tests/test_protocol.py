@@ -2,14 +2,21 @@
 
 import json
 import struct
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hybridtrt.runtime import protocol
-from hybridtrt.runtime.protocol import EngineInfo, FrameDecoder, ProtocolError, Reply, Submission
+from hybridtrt.runtime.protocol import EngineInfo, FrameDecoder, ProtocolError, Reply
 from hybridtrt.runtime.request import SamplingParams
+from hybridtrt.runtime.submission import Submission
 
 INFO = EngineInfo(100, 8, 256, 512, 32, 9, {"full": 64}, has_tokenizer=True)
+
+
+st.register_type_strategy(float, st.floats(allow_nan=False))  # in these tests values are compared
 
 
 def frame(body: bytes) -> bytes:
@@ -34,13 +41,13 @@ def test_hello_carries_the_engine():
     assert protocol.parse_hello(through_wire(protocol.hello(INFO))) == INFO
 
 
-def test_submission_survives():
-    sampling = SamplingParams(
-        max_tokens=3, temperature=0.5, seed=2**64 - 1, stop_words=("a", "é"), stop_token_ids=(1, 2)
-    )
-    for prompt in ({"text": "x\n"}, {"messages": "[]"}, {"input_ids": (1, 2)}):
-        submission = Submission("7", **prompt, sampling=sampling, tag="t")
-        assert protocol.parse_submit(through_wire(protocol.submit(submission))) == submission
+@given(st.data())
+def test_any_submission_survives(data):
+    prompt = data.draw(st.sampled_from(({"text": "x\n"}, {"messages": "[]"}, {"input_ids": (1, 2)}, {"input_ids": ()})))
+    sampling = data.draw(st.from_type(SamplingParams))
+    submission = replace(data.draw(st.from_type(Submission)), text=None, messages=None, input_ids=None)
+    submission = replace(submission, sampling=sampling, **prompt)
+    assert protocol.parse_submit(through_wire(protocol.submit(submission))) == submission
 
 
 def test_temperature_may_be_an_integer_in_json():
@@ -48,10 +55,14 @@ def test_temperature_may_be_an_integer_in_json():
     assert protocol.parse_submit(message).sampling.temperature == 1
 
 
-def test_reply_survives():
-    reply = Reply("7", (1, 2), "é", (-0.5, -1.0), "error", "because", "internal", 4)
+@given(st.from_type(Reply))
+def test_any_reply_survives(reply):
     assert protocol.parse_reply(through_wire({"type": "reply", "reply": protocol.reply(reply)})["reply"]) == reply
-    assert protocol.parse_reply(protocol.reply(Reply("7"))) == Reply("7")
+
+
+def test_only_what_differs_from_the_defaults_crosses():
+    assert protocol.reply(Reply("7")) == {"request_id": "7"}
+    assert protocol.parse_reply({"request_id": "7"}) == Reply("7")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +102,12 @@ def test_a_huge_frame_is_refused_before_it_is_received():
         ({"sampling": {"max_tokens": True}}, "submit.sampling.max_tokens is True, expected int"),
         ({"sampling": {"max_tokens": 1.5}}, "submit.sampling.max_tokens is 1.5"),
         ({"sampling": {"temperature": "hot"}}, "expected float"),
-        ({"sampling": {"stop_words": "x"}}, "expected a list of str"),
+        ({"sampling": {"stop_words": "x"}}, "submit.sampling.stop_words is 'x', expected a list"),
+        ({"sampling": {"stop_words": [1]}}, "expected a list of str"),
+        ({"sampling": {"logit_bias": [[1, 0.5], [2]]}}, r"logit_bias\[1\] is \[2\], expected a list of 2"),
+        ({"sampling": {"logit_bias": [["1", 0.5]]}}, r"logit_bias\[0\]\[0\] is '1', expected int"),
+        ({"sampling": {"bad_token_ids": [[1], 2]}}, r"bad_token_ids\[1\] is 2, expected a list"),
+        ({"logit_bias_words": [["a", "b"]]}, r"logit_bias_words\[0\]\[1\] is 'b', expected float"),
         ({"sampling": {"return_log_probs": 1}}, "expected bool"),
     ],
 )
@@ -107,8 +123,8 @@ def test_a_missing_id_is_named():
 
 
 def test_another_protocol_version_is_refused():
-    with pytest.raises(ProtocolError, match="expected 'hello' of protocol 1, got 'hello' of protocol 2"):
-        protocol.parse_hello(protocol.hello(INFO) | {"protocol": 2})
+    with pytest.raises(ProtocolError, match="expected 'hello' of protocol 2, got 'hello' of protocol 3"):
+        protocol.parse_hello(protocol.hello(INFO) | {"protocol": 3})
 
 
 def test_long_values_are_cut_in_errors():
