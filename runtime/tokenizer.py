@@ -25,12 +25,12 @@ class Tokenizer:
         if getattr(tokenizer, "clean_up_tokenization_spaces", False):
             self._fast = None  # the clean-up is not a part of the fast tokenizer
 
-    def encode(self, text: str | bytes) -> tuple[int, ...]:
+    def encode(self, text: str | bytes, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of a prompt with the special tokens that it adds; BOS once, also when the text brings it.
 
         Raises `ValueError` for text that is not valid UTF-8.
         """
-        return self._without_double_bos(self._tokenizer.encode(valid_text(text), add_special_tokens=True))
+        return self._without_double_bos(self._tokenizer.encode(valid_text(text), add_special_tokens=add_special_tokens))
 
     def encode_messages(self, messages: str | bytes | Sequence[Any]) -> tuple[int, ...]:
         """Token ids of a conversation through the chat template, ready for the assistant's answer.

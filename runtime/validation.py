@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +13,26 @@ from hybridtrt.runtime.request import Request, SamplingParams
 from hybridtrt.runtime.runner import RunnerInfo
 
 MAX_SEED = 2**64 - 1
+MAX_ANSWERS = 64
+MAX_TIME_MS = 2**63 - 1
+MAX_TOP_LOG_PROBS = 20  # of OpenAI's interface
+GUIDE_TYPES = ("json", "json_schema", "regex", "ebnf_grammar")  # TensorRT-LLM's
+
+Test = Callable[[Any], bool]
+Check = tuple[str, Test]  # what a value must be, and whether it is
 
 
 def check_request(request: Request, info: RunnerInfo) -> NDArray[np.int32]:
     """The prompt of a valid request, `[N]`. Raises `ValueError`, one line, for the first thing that is wrong."""
     prompt = _prompt(request, info.vocab_size)
     params = request.params
-    _check_sampling(params)
+    _check_fields(params, SAMPLING_CHECKS)
+    _check_fields(request, REQUEST_CHECKS)
+    _check_together(params)
+    for token in (token for token, _ in params.logit_bias):
+        _check_token(token, info.vocab_size, "logit_bias: ")
+    for token in (token for word in params.bad_token_ids for token in word):
+        _check_token(token, info.vocab_size, "bad_token_ids: ")
     if len(prompt) + params.max_tokens > info.max_seq_len:
         raise ValueError(
             f"prompt of {len(prompt)} tokens and max_tokens={params.max_tokens} exceed max_seq_len={info.max_seq_len}"
@@ -38,33 +53,104 @@ def _prompt(request: Request, vocab_size: int) -> NDArray[np.int32]:
     if not all(_is_integer(token) for token in ids):
         raise ValueError("the prompt must be a flat list of integer token ids")
     for token in (min(ids), max(ids)):
-        if not 0 <= token < vocab_size:
-            raise ValueError(f"token id {token} is not in 0..{vocab_size - 1}, the vocabulary")
+        _check_token(token, vocab_size)
     return np.array(ids, np.int32)
 
 
-def _check_sampling(params: SamplingParams) -> None:
-    if not _is_integer(params.max_tokens) or params.max_tokens < 1:
-        raise ValueError(f"max_tokens={params.max_tokens!r} must be an integer of at least 1")
-    if params.temperature is not None and not (_is_number(params.temperature) and params.temperature >= 0):
-        raise ValueError(f"temperature={params.temperature!r} must be a finite number of at least 0")
-    if params.top_k is not None and not (_is_integer(params.top_k) and params.top_k >= 0):
-        raise ValueError(f"top_k={params.top_k!r} must be an integer of at least 0 (0: no limit)")
-    if params.top_p is not None and not (_is_number(params.top_p) and 0 <= params.top_p <= 1):
-        raise ValueError(f"top_p={params.top_p!r} must be a number in 0..1")
-    if params.seed is not None and not (_is_integer(params.seed) and 0 <= params.seed <= MAX_SEED):
-        raise ValueError(f"seed={params.seed!r} must be an integer in 0..{MAX_SEED}")
-    if not all(_is_integer(token) for token in params.stop_token_ids):
-        raise ValueError(f"stop_token_ids={params.stop_token_ids!r} must be integers")
-    if not all(isinstance(word, str) for word in params.stop_words):
-        raise ValueError(f"stop_words={params.stop_words!r} must be strings")
-    if params.end_id is not None and not _is_integer(params.end_id):
-        raise ValueError(f"end_id={params.end_id!r} must be an integer (negative: never end)")
+def _check_token(token: int, vocab_size: int, where: str = "") -> None:
+    if not 0 <= token < vocab_size:
+        raise ValueError(f"{where}token id {token} is not in 0..{vocab_size - 1}, the vocabulary")
+
+
+def _check_fields(subject: object, checks: Mapping[str, Check]) -> None:
+    for name, (expected, holds) in checks.items():
+        value = getattr(subject, name)
+        if not holds(value):
+            raise ValueError(f"{name}={value!r} must be {expected}")
+
+
+def _check_together(params: SamplingParams) -> None:
+    if params.min_tokens > params.max_tokens:
+        raise ValueError(f"min_tokens={params.min_tokens} exceeds max_tokens={params.max_tokens}")
+    if params.guide_type is None and params.guide is not None:
+        raise ValueError(f"guide needs a guide_type, one of {', '.join(GUIDE_TYPES)}")
+    if params.guide_type not in (None, "json") and not params.guide:
+        raise ValueError(f"guide_type={params.guide_type!r} needs a guide")
 
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and math.isfinite(value)
+def _is_number(value: Any) -> bool:
+    largest = sys.float_info.max
+    return (_is_integer(value) or isinstance(value, (float, np.floating))) and bool(-largest <= value <= largest)
+
+
+def _is_list(value: object, holds: Test) -> bool:
+    return isinstance(value, (tuple, list)) and all(holds(item) for item in value)
+
+
+def _is_bias(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2 and _is_integer(value[0]) and _is_number(value[1])
+
+
+def _integer(low: int, high: int | None = None, note: str = "") -> Check:
+    expected = f"an integer of at least {low}" if high is None else f"an integer in {low}..{high}"
+    return expected + note, lambda value: _is_integer(value) and low <= value <= (value if high is None else high)
+
+
+def _number(low: float, high: float) -> Check:
+    return f"a number in {low}..{high}", lambda value: _is_number(value) and low <= value <= high
+
+
+def _optional(check: Check) -> Check:
+    expected, holds = check
+    return expected, lambda value: value is None or holds(value)
+
+
+FINITE: Check = ("a finite number", _is_number)
+
+SAMPLING_CHECKS: dict[str, Check] = {
+    "max_tokens": _integer(1),
+    "min_tokens": _integer(0),
+    "temperature": _optional(("a finite number of at least 0", lambda value: _is_number(value) and value >= 0)),
+    "top_k": _optional(_integer(0, note=" (0: no limit)")),
+    "top_p": _optional(_number(0, 1)),
+    "min_p": _optional(_number(0, 1)),
+    "repetition_penalty": ("a finite number above 0", lambda value: _is_number(value) and value > 0),
+    "presence_penalty": FINITE,
+    "frequency_penalty": FINITE,
+    "logit_bias": (
+        "pairs of a token id, each once, and a finite number",
+        lambda value: _is_list(value, _is_bias) and len({token for token, _ in value}) == len(value),
+    ),
+    "bad_words": (
+        "strings that are not empty",
+        lambda value: _is_list(value, lambda word: isinstance(word, str) and word != ""),
+    ),
+    "bad_token_ids": (
+        "sequences of integers that are not empty",
+        lambda value: _is_list(value, lambda word: _is_list(word, _is_integer) and len(word) > 0),
+    ),
+    "seed": _optional(_integer(0, MAX_SEED)),
+    "n": _integer(1, MAX_ANSWERS),
+    "beam_width": (
+        "1: beam search is not supported; n with a temperature gives several answers",
+        lambda value: _is_integer(value) and value == 1,
+    ),
+    "stop_token_ids": ("integers", lambda value: _is_list(value, _is_integer)),
+    "stop_words": ("strings", lambda value: _is_list(value, lambda word: isinstance(word, str))),
+    "end_id": ("an integer (negative: never end)", lambda value: value is None or _is_integer(value)),
+    "guide_type": (f"one of {', '.join(GUIDE_TYPES)}", lambda value: value is None or value in GUIDE_TYPES),
+    "guide": ("a string", lambda value: value is None or isinstance(value, str)),
+    "top_log_probs": _integer(0, MAX_TOP_LOG_PROBS),
+    "prompt_log_probs": _optional(_integer(0, MAX_TOP_LOG_PROBS)),
+    "stream_interval": _integer(1),
+}
+
+REQUEST_CHECKS: dict[str, Check] = {
+    "priority": _number(0, 1),
+    "allotted_time_ms": _optional(_integer(1, MAX_TIME_MS)),
+    "cache_salt": ("a string", lambda value: isinstance(value, str)),
+}
