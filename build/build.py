@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 from hybridtrt.build.engine import CONFIG_FILE, ENGINE_FILE, TOKENIZER, BuildConfig, EngineConfig, is_engine
-from hybridtrt.build.network import build_program
 from hybridtrt.converters.checkpoint import WEIGHTS, load_checkpoint
 from hybridtrt.converters.replacing import replacing
 from hybridtrt.converters.safetensors_writer import Progress
@@ -38,7 +37,7 @@ def build(
     if build_config.max_seq_len > positions:
         raise ValueError(f"max_seq_len={build_config.max_seq_len} exceeds the model's {positions} positions")
     config = EngineConfig(checkpoint.config, build_config)
-    build_program(config.model)
+    config.program()
     if checkpoint_dir.resolve().is_relative_to(out_dir.resolve()):
         raise ValueError(f"{out_dir}: holds the checkpoint itself ({checkpoint_dir})")
     with replacing(out_dir, is_engine) as folder:

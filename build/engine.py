@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import hybridtrt
-from hybridtrt.converters.config import ModelConfig
-from hybridtrt.converters.memory import MemoryPlan, plan_memory
+from hybridtrt.build.network import build_program
+from hybridtrt.converters.config import DTYPES, ModelConfig
+from hybridtrt.converters.memory import MemoryPlan, PoolLimits, cache_memory, plan_memory, stored_as, weight_bytes
+from hybridtrt.plugins.caches import CacheSpec
+from hybridtrt.plugins.program import Program
 
 CONFIG_FILE = "config.json"
 ENGINE_FILE = "rank0.engine"  # safetensors: the weights as the checkpoint stores them
@@ -24,6 +27,7 @@ class BuildConfig:
 
     `max_num_tokens` bounds the tokens of one step (prefill chunks and decode tokens together), `max_seq_len` prompt
     and output of one sequence, `max_batch_size` the sequences of one step; `tokens_per_block` is the page size.
+    States are kept in `state_dtype` and pages in `kv_cache_dtype`; whatever these are, scans compute in float32.
     """
 
     target: str = "cpu"
@@ -31,10 +35,19 @@ class BuildConfig:
     max_num_tokens: int = 512
     max_seq_len: int = 2048
     tokens_per_block: int = 32
+    state_dtype: str = "float32"
+    kv_cache_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
             raise ValueError(f"target {self.target!r} is not known; known: {', '.join(TARGETS)}")
+        if self.state_dtype not in DTYPES:
+            raise ValueError(
+                f"state_dtype={self.state_dtype!r} is not one of {', '.join(DTYPES)}: "
+                "a state adds up every token, and in fewer bits the sum stands still"
+            )
+        if self.kv_cache_dtype not in DTYPES:
+            raise ValueError(f"kv_cache_dtype={self.kv_cache_dtype!r} is not one of {', '.join(DTYPES)}")
         for name, value, most in (
             ("max_batch_size", self.max_batch_size, 4096),
             ("max_num_tokens", self.max_num_tokens, 1 << 20),
@@ -57,14 +70,24 @@ class EngineConfig:
     model: ModelConfig
     build: BuildConfig
 
-    def memory(self) -> MemoryPlan:
-        """Pools in which a full batch of the longest sequences fits."""
-        return plan_memory(
-            self.model,
+    def caches(self) -> list[CacheSpec]:
+        """The model's caches in the dtypes that the engine keeps them in."""
+        return stored_as(self.model.caches(), self.build.kv_cache_dtype, self.build.state_dtype)
+
+    def program(self) -> Program:
+        """The network over these caches."""
+        return build_program(self.model, self.caches())
+
+    def memory(self, spare_slots: int | None = None) -> MemoryPlan:
+        """Pools in which a full batch of the longest sequences fits, and by default as many snapshots of prefixes."""
+        limits = PoolLimits(
             max_batch_size=self.build.max_batch_size,
             max_seq_len=self.build.max_seq_len,
+            max_num_tokens=self.build.max_num_tokens,
             tokens_per_block=self.build.tokens_per_block,
+            spare_slots=self.build.max_batch_size if spare_slots is None else spare_slots,
         )
+        return plan_memory(weight_bytes(self.model), cache_memory(self.caches()), limits)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from hybridtrt.build.engine import BuildConfig, is_engine, read_engine_config
-from hybridtrt.build.network import build_program
 from hybridtrt.converters.checkpoint import is_checkpoint, load_checkpoint
 from hybridtrt.converters.describe import Summary, describe, render
-from hybridtrt.converters.memory import MemoryPlan
+from hybridtrt.converters.memory import GroupPool, MemoryPlan
 from hybridtrt.converters.model_reader import read_model_config
 from hybridtrt.plugins.spec import Load
 
@@ -44,9 +43,18 @@ class Report:
                 f"build                 {limits}",
                 f"memory when full      {self.memory.total_bytes:,} bytes: weights {self.memory.weight_bytes:,} (as "
                 f"stored), pages {self.memory.page_bytes:,}, states {self.memory.state_bytes:,}",
+                *(_pages(name, pool) for name, pool in self.memory.groups.items()),
+                f"state slots           {self.memory.num_slots:,}, as many for prefixes as for sequences",
                 f"one decoded token     {self.decode_flops:,} operations, {self.decode_bytes:,} bytes read and written",
             ]
         return "\n".join(lines)
+
+
+def _pages(name: str, pool: GroupPool) -> str:
+    kept = [f"a window of {pool.window} tokens"] * (pool.window is not None)
+    kept += [f"the first {pool.limit} tokens"] * (pool.limit is not None)
+    most = f"{pool.pages_per_sequence:,} a sequence" + (f" for {' and '.join(kept)}" if kept else "")
+    return f"pages                 {name} {pool.num_pages:,}, {most}: {pool.num_bytes:,} bytes"
 
 
 def inspect(folder: str | Path) -> Report:
@@ -56,10 +64,10 @@ def inspect(folder: str | Path) -> Report:
         raise ValueError(f"{folder}: no such folder")
     if is_engine(folder):
         config = read_engine_config(folder)
-        program, load = build_program(config.model), Load(tokens=1, sequences=1, logits_rows=1, attended=1)
+        program, load = config.program(), Load(tokens=1, sequences=1, logits_rows=1, attended=1)
         return Report(
             "engine",
-            describe(config.model),
+            describe(config.model, config.caches()),
             config.build,
             config.memory(),
             sum(program.flops(node, load) for node in program.nodes),

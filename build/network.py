@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hybridtrt.build.ffns import FFNS
 from hybridtrt.build.mixers import MIXERS
 from hybridtrt.build.scope import Scope
 from hybridtrt.build.shared import Shared
 from hybridtrt.converters.config import Block, ModelConfig
+from hybridtrt.plugins.caches import CacheSpec
 from hybridtrt.plugins.program import Program
 from hybridtrt.plugins.spec import TensorSpec
 
 
-def build_program(config: ModelConfig) -> Program:
+def build_program(config: ModelConfig, caches: Iterable[CacheSpec] | None = None) -> Program:
     """All operator calls from token ids `[T]` to `logits` `[R, vocab]`.
 
-    Raises `ValueError`, naming the node, where the description does not fit together.
+    `caches` are the model's in other dtypes than its own. Raises `ValueError`, naming the node, where the description
+    does not fit together.
     """
     program = Program(
         weights={
             name: TensorSpec(spec.shape, "float32" if spec.full_precision else config.dtype)
             for name, spec in config.weight_table().items()
         },
-        caches={spec.name: spec for spec in config.caches()},
+        caches={spec.name: spec for spec in (config.caches() if caches is None else caches)},
     )
     scope = Scope(program, "", config.norm_eps)
     ids = program.add_input("input_ids", TensorSpec(("T",), "int32"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from hybridtrt.converters.config import ModelConfig
 from hybridtrt.converters.memory import cache_memory, weight_bytes
+from hybridtrt.plugins.caches import CacheSpec
 
 SHARED = "shared"  # what the names of weights begin with that several layers use
 
@@ -44,12 +46,12 @@ class Summary:
         return asdict(self)
 
 
-def describe(config: ModelConfig) -> Summary:
-    """Count the parameters and caches of a model."""
+def describe(config: ModelConfig, caches: Sequence[CacheSpec] | None = None) -> Summary:
+    """Count the parameters and caches of a model; `caches` are its own in other dtypes."""
+    caches = config.caches() if caches is None else caches
     parameters: Counter[str] = Counter()
     for name, spec in config.weight_table().items():
         parameters[_layer_of(name)] += math.prod(spec.shape)
-    caches = config.caches()
     rows = []
     for i, layer in enumerate(config.layers):
         own = cache_memory([spec for spec in caches if _layer_of(spec.name) == str(i)])

@@ -1,7 +1,7 @@
 """A memory plan for GPUs: what each rank of every split of a model holds, by formula, before anything is built.
 
-Weights and caches are those of the rank's own description (`parallel.py`), counted as everywhere else. KV is kept in
-the dtype of the matrices, recurrent states in float32. Activations and buffers are upper bounds:
+Weights and caches are those of the rank's own description (`parallel.py`), counted as everywhere else. There
+are as many snapshots of prefixes as sequences. Activations and buffers are upper bounds:
 
 * activations: at `max_num_tokens` tokens a step, residual and norm (2 * hidden), and the outputs of all projections of
   the widest branch; a MoE makes up to `top_k` copies of a token on one rank, each with its input, its `gate_up` and
@@ -21,10 +21,10 @@ from hybridtrt.converters.checkpoint import weight_layouts
 from hybridtrt.converters.config import DTYPES, ModelConfig
 from hybridtrt.converters.describe import describe
 from hybridtrt.converters.ffns import MoeConfig
-from hybridtrt.converters.memory import CacheMemory, cache_memory
+from hybridtrt.converters.memory import CacheMemory, MemoryPlan, PoolLimits, cache_memory, plan_memory, stored_as
 from hybridtrt.converters.mixers import SharedTransformerConfig
 from hybridtrt.converters.parallel import Split, splits, stages
-from hybridtrt.plugins.caches import DTYPE_BYTES, CacheSpec, PageSpec
+from hybridtrt.plugins.caches import DTYPE_BYTES
 
 RUNTIME_BYTES = 2_000_000_000
 TOKENS_PER_BLOCK = 32
@@ -32,7 +32,7 @@ TOKENS_PER_BLOCK = 32
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What is planned for. `gpu_memory` is in GB of 10^9 bytes; `dtype` None is the model's own."""
+    """What is planned for. `gpu_memory` is in GB of 10^9 bytes; `dtype` None is the model's own, and that of KV."""
 
     gpus: int
     gpu_memory: float = 80.0
@@ -40,6 +40,8 @@ class PlanOptions:
     max_seq_len: int = 8192
     concurrency: int = 16
     max_num_tokens: int = 8192
+    state_dtype: str = "float32"
+    kv_cache_dtype: str | None = None
 
     def __post_init__(self) -> None:
         for name, most in (
@@ -52,8 +54,10 @@ class PlanOptions:
                 raise ValueError(f"{name}={getattr(self, name)} is not in 1..{most}")
         if not 0 < self.gpu_memory < math.inf:
             raise ValueError(f"gpu_memory={self.gpu_memory} is not a positive number of GB")
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
+        for name in ("dtype", "state_dtype", "kv_cache_dtype"):
+            value = getattr(self, name)
+            if value is not None and value not in DTYPES:
+                raise ValueError(f"{name}={value!r} is not one of {', '.join(DTYPES)}")
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ class Plan:
     dtype: str
     parameters: int
     options: PlanOptions
+    pages: dict[str, int]  # that a sequence holds at most, by page group
     ranks: list[RankPlan]
     impossible: dict[str, str]
 
@@ -106,7 +111,9 @@ def plan(config: ModelConfig, options: PlanOptions) -> Plan:
             impossible[str(split)] = str(error)
             continue
         ranks.append(_fullest([_rank(config, part, i, split, options) for i, part in enumerate(parts)]))
-    return Plan(config.architecture, config.dtype, describe(config).parameters, options, ranks, impossible)
+    pools = _memory(0, cache_memory(config.caches()), options, 1).groups
+    pages = {name: pool.pages_per_sequence for name, pool in pools.items()}
+    return Plan(config.architecture, config.dtype, describe(config).parameters, options, pages, ranks, impossible)
 
 
 def _fullest(ranks: list[RankPlan]) -> RankPlan:
@@ -115,48 +122,38 @@ def _fullest(ranks: list[RankPlan]) -> RankPlan:
 
 
 def _rank(config: ModelConfig, part: ModelConfig, stage: int, split: Split, options: PlanOptions) -> RankPlan:
-    caches = cache_memory([_in_dtype(spec, config.dtype) for spec in part.caches()])
-    kv, states = _pools(caches, options, options.concurrency)
     originals = config.layers[stage * len(part.layers) :][: len(part.layers)]
     moes = [branch for layer in originals for branch in layer.branches() if isinstance(branch, MoeConfig)]
     weights = _weights(config, part, stage, split) + _routers(moes, part)
+    caches = cache_memory(stored_as(part.caches(), options.kv_cache_dtype or config.dtype, options.state_dtype))
+    full, empty, one = (_memory(weights, caches, options, n) for n in (options.concurrency, 0, 1))
     top_k = max((moe.top_k for moe in moes), default=0)
     activations, buffers = _activations(part, top_k, split, options), _buffers(part, top_k, split, options)
-    fixed = weights + activations + buffers + RUNTIME_BYTES
-    total = fixed + sum(kv.values()) + states
+    fixed = activations + buffers + RUNTIME_BYTES
     room = round(options.gpu_memory * 1e9)
     return RankPlan(
         split=split,
         stage=stage,
         weights=weights,
-        kv=kv,
-        states=states,
+        kv={name: pool.num_bytes for name, pool in full.groups.items()},
+        states=full.state_bytes,
         activations=activations,
         buffers=buffers,
-        total=total,
-        fits=total <= room,
-        sequences=_sequences(caches, options, room - fixed),
+        total=full.total_bytes + fixed,
+        fits=full.total_bytes + fixed <= room,
+        sequences=max(0, (room - fixed - empty.total_bytes) // max(one.total_bytes - empty.total_bytes, 1)),
     )
 
 
-def _in_dtype(spec: CacheSpec, dtype: str) -> CacheSpec:
-    return replace(spec, dtype=dtype) if isinstance(spec, PageSpec) else spec
-
-
-def _pools(caches: CacheMemory, options: PlanOptions, sequences: int) -> tuple[dict[str, int], int]:
-    """Bytes of the pages by group and of the states, both with the reserved first one."""
-    pages = {
-        name: (1 + sequences * group.pages(options.max_seq_len, TOKENS_PER_BLOCK)) * TOKENS_PER_BLOCK
-        for name, group in caches.groups.items()
-    }
-    kv = {name: tokens * caches.groups[name].bytes_per_token for name, tokens in pages.items()}
-    return kv, (1 + sequences) * caches.state_bytes
-
-
-def _sequences(caches: CacheMemory, options: PlanOptions, room: int) -> int:
-    """How many of the longest sequences fit in `room` bytes."""
-    none, one = (sum(kv.values()) + states for kv, states in (_pools(caches, options, n) for n in (0, 1)))
-    return max(0, (room - none) // max(one - none, 1))
+def _memory(weights: int, caches: CacheMemory, options: PlanOptions, sequences: int) -> MemoryPlan:
+    limits = PoolLimits(
+        max_batch_size=sequences,
+        max_seq_len=options.max_seq_len,
+        max_num_tokens=options.max_num_tokens,
+        tokens_per_block=TOKENS_PER_BLOCK,
+        spare_slots=sequences,
+    )
+    return plan_memory(weights, caches, limits)
 
 
 def _weights(config: ModelConfig, part: ModelConfig, stage: int, split: Split) -> int:

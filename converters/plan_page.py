@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hybridtrt.converters.plan import RUNTIME_BYTES, Plan, RankPlan
+from hybridtrt.converters.plan import RUNTIME_BYTES, TOKENS_PER_BLOCK, Plan, RankPlan
 
 
 def render_plan(plan: Plan) -> str:
@@ -23,8 +23,13 @@ def render_plan(plan: Plan) -> str:
         "",
         f"total includes {RUNTIME_BYTES / 1e9:g} GB for the CUDA context and the libraries; `sequences` is how many of "
         "this length fit",
-        "EP of the TP ranks divide the experts, each expert is divided among TP / EP of them; KV is kept in "
-        f"{plan.dtype}, states in float32",
+        "EP of the TP ranks divide the experts, each expert is divided among TP / EP of them",
+        f"KV is kept in {options.kv_cache_dtype or plan.dtype}, states in {options.state_dtype}, of a sequence and of "
+        "one snapshot for each",
+        *(
+            f"KV {group}: {pages:,} pages of {TOKENS_PER_BLOCK} tokens a sequence at most"
+            for group, pages in plan.pages.items()
+        ),
     ]
     reasons: dict[str, list[str]] = {}
     for split, reason in plan.impossible.items():

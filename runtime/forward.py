@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtrt.plugins.step import StepBatch
+from hybridtrt.converters.memory import PageGroup, cache_memory
+from hybridtrt.plugins.step import Int32, StepBatch
 from hybridtrt.runtime.runner import Runner, RunnerInfo
 
 
@@ -25,7 +26,7 @@ def prefill_steps(info: RunnerInfo, input_ids: Sequence[int], chunk: int | None 
     if not 1 <= len(input_ids) <= info.max_seq_len:
         raise ValueError(f"{len(input_ids)} tokens are not in 1..{info.max_seq_len} (max_seq_len of the engine)")
     chunk = min(chunk or info.max_num_tokens, info.max_num_tokens)
-    pages = np.arange(1, 1 - (-len(input_ids) // info.page_size), dtype=np.int32)[None]
+    groups = cache_memory(info.caches).groups.values()
     one = np.ones(1, np.int32)
     for start in range(0, len(input_ids), chunk):
         ids = np.asarray(input_ids[start : start + chunk], np.int32)
@@ -37,5 +38,13 @@ def prefill_steps(info: RunnerInfo, input_ids: Sequence[int], chunk: int | None 
             state_src=one,
             state_dst=one,
             logits_indices=np.arange(len(ids), dtype=np.int32),
-            block_tables=dict.fromkeys(info.num_pages, pages),
+            block_tables={group.name: _table(group, info, start, start + len(ids)) for group in groups},
         )
+
+
+def _table(group: PageGroup, info: RunnerInfo, start: int, end: int) -> Int32:
+    """The pages `[1, P]` of a step from token `start` to `end`: those of a window take turns, those before it are 0."""
+    ring = group.pages(info.max_seq_len, info.page_size, info.max_num_tokens)
+    pages = np.arange(-(-(end if group.limit is None else min(end, group.limit)) // info.page_size), dtype=np.int32)
+    first = 0 if group.window is None else max(start - group.window + 1, 0) // info.page_size
+    return np.where(pages < first, 0, 1 + pages % ring).astype(np.int32)[None]

@@ -8,10 +8,14 @@ from pathlib import Path
 import torch
 
 from hybridtrt.build.engine import ENGINE_FILE, EngineConfig, read_engine_config
-from hybridtrt.build.network import build_program
 from hybridtrt.converters.checkpoint import open_weights
-from hybridtrt.runtime.runner import Runner, RunnerInfo
+from hybridtrt.converters.memory import cache_memory
+from hybridtrt.plugins.program import Program
+from hybridtrt.plugins.spec import Load
+from hybridtrt.runtime.runner import Costs, Runner, RunnerInfo
 from hybridtrt.runtime.torch_runner import TorchRunner
+
+FLOPS_PER_THREAD = 20e9  # what a thread computes in a second, as a guess that a profile replaces
 
 
 @dataclass(frozen=True)
@@ -19,25 +23,46 @@ class RuntimeOptions:
     """Choices of a run, not of an engine.
 
     `kv_cache_tokens` bounds the tokens that the pages of one group hold; by default the longest sequences of a full
-    batch fit at once. `threads` None leaves torch's default.
+    batch fit at once. `prefix_cache_bytes` of state snapshots let a prompt begin where an earlier one had the same
+    tokens; by default there are as many snapshots as sequences in a batch. With drafts every sequence has a second
+    slot. `threads` None leaves torch's default.
     """
 
     threads: int | None = None
     kv_cache_tokens: int | None = None
     walker: str = "cpu"
+    enable_block_reuse: bool = True
+    prefix_cache_bytes: int | None = None
+    max_draft_tokens: int = 0
 
     def __post_init__(self) -> None:
-        for name, value in (("threads", self.threads), ("kv_cache_tokens", self.kv_cache_tokens)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} is not positive")
+        for name, value, least in (
+            ("threads", self.threads, 1),
+            ("kv_cache_tokens", self.kv_cache_tokens, 1),
+            ("prefix_cache_bytes", self.prefix_cache_bytes, 0),
+            ("max_draft_tokens", self.max_draft_tokens, 0),
+        ):
+            if value is not None and value < least:
+                raise ValueError(f"{name}={value} is {'negative' if least == 0 else 'not positive'}")
+
+    def spare_slots(self, max_batch_size: int, state_bytes: int) -> int:
+        """Slots beside those of the sequences, where a slot takes `state_bytes`: of snapshots and of drafts."""
+        snapshots = max_batch_size
+        if self.prefix_cache_bytes is not None:
+            snapshots = self.prefix_cache_bytes // max(state_bytes, 1)
+        return snapshots * self.enable_block_reuse + max_batch_size * (self.max_draft_tokens > 0)
 
 
 def runner_info(config: EngineConfig, options: RuntimeOptions) -> RunnerInfo:
     """Limits and pool sizes of an engine; page 0 and slot 0 of every pool are reserved."""
-    limits, plan = config.build, config.memory()
+    limits, caches = config.build, config.caches()
+    plan = config.memory(options.spare_slots(limits.max_batch_size, cache_memory(caches).state_bytes))
     num_pages = plan.num_pages
     if options.kv_cache_tokens is not None:
-        num_pages = dict.fromkeys(num_pages, 1 - (-options.kv_cache_tokens // limits.tokens_per_block))
+        asked = 1 - (-options.kv_cache_tokens // limits.tokens_per_block)
+        for name, pool in plan.groups.items():
+            all_kept = pool.window is None and pool.limit is None
+            num_pages[name] = asked if all_kept else min(asked, pool.num_pages)
     return RunnerInfo(
         vocab_size=config.model.vocab_size,
         max_batch_size=limits.max_batch_size,
@@ -46,17 +71,24 @@ def runner_info(config: EngineConfig, options: RuntimeOptions) -> RunnerInfo:
         page_size=limits.tokens_per_block,
         num_pages=num_pages,
         num_slots=plan.num_slots,
-        caches=tuple(config.model.caches()),
+        caches=tuple(caches),
         eos_token_ids=config.model.eos_token_ids,
         pad_token_id=config.model.pad_token_id,
+        costs=_costs(config.program(), options.threads or torch.get_num_threads()),
     )
+
+
+def _costs(program: Program, threads: int) -> Costs:
+    """What a token of prefill takes by the operations that its nodes count."""
+    load = Load(tokens=1, sequences=1, logits_rows=0, attended=1)
+    return Costs(sum(program.flops(node, load) for node in program.nodes) / (FLOPS_PER_THREAD * threads))
 
 
 def load_runner(engine_dir: str | Path, options: RuntimeOptions | None = None) -> Runner:
     """Open an engine. Raises `ValueError` with one clear line if it is damaged or built by another version."""
     engine_dir, options = Path(engine_dir), options or RuntimeOptions()
     config = read_engine_config(engine_dir)
-    program = build_program(config.model)
+    program = config.program()
     try:
         stored = open_weights(engine_dir / ENGINE_FILE, config.model)
     except ValueError as error:

@@ -152,7 +152,11 @@ def test_memory_of_an_engine_holds_a_full_batch_of_the_longest_sequences(engine:
     pages = 1 + 3 * 13  # 200 tokens in pages of 16
     assert memory.num_pages == {"full_attention": pages}
     assert memory.page_bytes == pages * 16 * summary.kv_bytes_per_token["full_attention"]
-    assert (memory.num_slots, memory.state_bytes) == (4, 4 * summary.state_bytes)
+    slots = 1 + 3 + 3  # padding, sequences and as many snapshots of prefixes
+    assert (memory.num_slots, memory.state_bytes) == (slots, slots * summary.state_bytes)
+    without = config.memory(spare_slots=0)
+    assert (without.num_slots, without.state_bytes) == (4, 4 * summary.state_bytes)
+    assert (without.groups, without.weight_bytes) == (memory.groups, memory.weight_bytes)
     assert memory.weight_bytes == summary.weight_bytes
 
 

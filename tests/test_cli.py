@@ -166,7 +166,8 @@ def test_inspect_shows_the_same_model_at_every_stage(command: Run, folders: Fold
             assert described == data.json
             continue
         plan = read_engine_config(path).memory()
-        assert data.json["build_config"] == {"target": "cpu", **LIMITS}
+        dtypes = {"state_dtype": "float32", "kv_cache_dtype": "float32"}
+        assert data.json["build_config"] == {"target": "cpu", **LIMITS, **dtypes}
         assert data.json["memory"] == {**asdict(plan), "total_bytes": plan.total_bytes}
         assert f"pages {plan.page_bytes:,}, states {plan.state_bytes:,}" in text.out
         assert f"{plan.total_bytes:,} bytes: weights {plan.weight_bytes:,}" in text.out
@@ -180,7 +181,7 @@ def test_cost_of_a_decoded_token(command: Run, folders: Folders) -> None:
     read = {name: 4 * math.prod(spec.shape) for name, spec in engine.model.weight_table().items()}
     read["embedding.weight"] //= TEXT_VOCAB
     read |= {name: size // 2 for name, size in read.items() if ".experts." in name}  # 2 of 4 are chosen
-    states = 2 * engine.memory().state_bytes // (LIMITS["max_batch_size"] + 1)
+    states = 2 * describe(engine.model).state_bytes
     assert sum(read.values()) + states < decode["bytes_per_token"] < 1.5 * (sum(read.values()) + states)
     assert 2 * sum(read.values()) / 4 < decode["flops_per_token"] < 3 * sum(read.values()) / 4
 

@@ -22,7 +22,7 @@ from hybridtrt.converters.config import ModelConfig
 from hybridtrt.converters.describe import describe
 from hybridtrt.converters.families.hybridtrt_free_mix import FAMILY
 from hybridtrt.converters.hf_config import HFConfig
-from hybridtrt.converters.memory import PageGroup, cache_memory, plan_memory
+from hybridtrt.converters.memory import PageGroup, PoolLimits, cache_memory, plan_memory
 from hybridtrt.plugins.caches import PageSpec
 from hybridtrt.runtime.engine import Engine
 from hybridtrt.runtime.forward import full_logits
@@ -133,11 +133,11 @@ def test_pages_end_at_the_limit() -> None:
     config = mapped(TINY[OWN])
     groups = cache_memory(config.caches()).groups
     assert {name: group.limit for name, group in groups.items()} == {"below_20": 20, "below_48": 48, "window_9": None}
-    plan = plan_memory(config, max_batch_size=3, max_seq_len=200, tokens_per_block=16)
+    plan = plan_memory(0, cache_memory(config.caches()), PoolLimits(3, 200, max_num_tokens=64, tokens_per_block=16))
     assert (plan.num_pages["below_20"], plan.num_pages["below_48"]) == (1 + 3 * 2, 1 + 3 * 3)
-    group, pool = PageGroup("below_20", None, 1, limit=20), PagePool("below_20", 9, 16, limit=20)
+    group, pool = PageGroup("below_20", None, 1, limit=20), PagePool("below_20", 9, 16, limit=20, chunk=64)
     for tokens in (1, 16, 17, 20, 21, 200):
-        assert group.pages(tokens, 16) == pool.pages_for(tokens) == (1 if tokens <= 16 else 2)
+        assert group.pages(tokens, 16, 64) == pool.most_pages(tokens) == (1 if tokens <= 16 else 2)
     caches = [PageSpec("a", "group", (2, 1, 8)), PageSpec("b", "group", (2, 1, 8), limit=4)]
     with pytest.raises(ValueError, match="b: limit=4 in page group group of None"):
         cache_memory(list(caches))

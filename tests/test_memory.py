@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
-import numpy as np
 import pytest
 from checkpoints import FAMILIES, tiny_checkpoint, tiny_model
 from hypothesis import given, settings
@@ -18,14 +16,11 @@ from hybridtrt.converters.describe import describe, render
 from hybridtrt.converters.families import family
 from hybridtrt.converters.ffns import MlpConfig
 from hybridtrt.converters.hf_config import HFConfig
-from hybridtrt.converters.memory import cache_memory, plan_memory, weight_bytes
+from hybridtrt.converters.memory import GroupPool, PoolLimits, cache_memory, plan_memory, stored_as, weight_bytes
 from hybridtrt.converters.mixers import AttentionConfig, GatedDeltaConfig, Mamba1Config, Mamba2Config
 from hybridtrt.converters.model_reader import read_model_config
-from hybridtrt.plugins.caches import CacheSpec, PageSpec, StateSpec, pages_held
-from hybridtrt.runtime.cache_manager import CacheManager
-from hybridtrt.runtime.request import Request, SamplingParams
-from hybridtrt.runtime.runner import RunnerInfo
-from hybridtrt.runtime.sequence import Sequence
+from hybridtrt.plugins.caches import PageSpec, pages_held
+from hybridtrt.runtime.pages import PagePool
 
 GRANITE_SMALL = {  # ibm-granite/granite-4.0-h-small
     "hidden_size": 4096,
@@ -89,62 +84,80 @@ def test_published_models(config: ModelConfig, parameters: int, kv: int, state: 
     assert summary.state_bytes == state
 
 
+def limits(max_batch_size: int, max_seq_len: int, max_num_tokens: int, tokens_per_block: int, spare: int) -> PoolLimits:
+    return PoolLimits(max_batch_size, max_seq_len, max_num_tokens, tokens_per_block, spare)
+
+
 def test_plan_of_a_free_mix_by_hand() -> None:
     config = free_mix()
-    plan = plan_memory(config, max_batch_size=3, max_seq_len=1000, tokens_per_block=32)
+    plan = plan_memory(weight_bytes(config), cache_memory(config.caches()), limits(3, 1000, 60, 32, spare=2))
     full_pages = 1 + 3 * 32  # 1000 tokens in pages of 32
-    window_pages = full_pages  # pages before the window are held
+    window_pages = 1 + 3 * 6  # 99 tokens before 60 touch 6 pages: one token of the first, 30 of the last
     assert plan.num_pages == {"full_attention": full_pages, "window_100": window_pages}
     full_page = 32 * 2 * 2 * 16 * 4
     window_page = 32 * 2 * (2 * 1 * 8 * 4)  # two layers
+    assert plan.groups["full_attention"] == GroupPool(None, None, 32, full_pages, full_pages * full_page)
+    assert plan.groups["window_100"] == GroupPool(100, None, 6, window_pages, window_pages * window_page)
     assert plan.page_bytes == full_pages * full_page + window_pages * window_page
     mamba1 = 64 * 3 + 64 * 8
     mamba2 = (64 + 2 * 2 * 8) * 3 + 4 * 16 * 8
     delta = (2 * 2 * 8 + 4 * 16) * 3 + 4 * 8 * 16
-    assert plan.num_slots == 4
-    assert plan.state_bytes == 4 * 4 * (mamba1 + mamba2 + delta)
-    assert plan.total_bytes == plan.weight_bytes + plan.page_bytes + plan.state_bytes
+    assert plan.num_slots == 1 + 3 + 2
+    assert plan.state_bytes == 6 * 4 * (mamba1 + mamba2 + delta)
+    assert plan.total_bytes == weight_bytes(config) + plan.page_bytes + plan.state_bytes
 
 
-@pytest.mark.parametrize("family_name", FAMILIES)
-def test_plan_is_what_the_pools_take(family_name: str) -> None:
-    config = read_model_config(tiny_checkpoint(family_name))
-    plan = plan_memory(config, max_batch_size=4, max_seq_len=300, tokens_per_block=16)
-    pages = [spec for spec in config.caches() if isinstance(spec, PageSpec)]
-    states = [spec for spec in config.caches() if isinstance(spec, StateSpec)]
-    assert plan.page_bytes == sum(plan.num_pages[spec.group] * 16 * math.prod(spec.shape) * 4 for spec in pages)
-    assert plan.state_bytes == sum(5 * math.prod(spec.shape) * 4 for spec in states)
-    assert plan.num_pages == {"full_attention": 1 + 4 * 19}
+def test_pages_of_a_window_do_not_grow_with_the_sequence() -> None:
+    caches = cache_memory(free_mix().caches())
+    short, long = (plan_memory(0, caches, limits(3, length, 60, 32, spare=3)).groups for length in (1000, 1_000_000))
+    assert short["window_100"] == long["window_100"]
+    assert long["full_attention"].pages_per_sequence == 1_000_000 // 32
+
+
+def test_a_model_without_states_has_no_slots() -> None:
+    plan = plan_memory(0, cache_memory([PageSpec("a", "full", (2,))]), limits(3, 100, 60, 32, spare=3))
+    assert (plan.num_slots, plan.state_bytes) == (1, 0)
+
+
+def test_bytes_follow_from_the_dtypes() -> None:
+    config = free_mix()
+    kinds = {dtype: cache_memory(stored_as(config.caches(), dtype, "float32")) for dtype in ("float32", "bfloat16")}
+    sizes = limits(3, 1000, 60, 32, spare=3)
+    single, half = (plan_memory(0, caches, sizes) for caches in kinds.values())
+    assert (half.page_bytes, half.state_bytes) == (single.page_bytes / 2, single.state_bytes)
+    states = cache_memory(stored_as(config.caches(), "float32", "bfloat16"))
+    assert plan_memory(0, states, sizes).state_bytes == single.state_bytes / 2
+    assert {spec.dtype for spec in stored_as(config.caches(), "float16", "bfloat16")} == {"float16", "bfloat16"}
 
 
 @given(
-    tokens=st.integers(1, 300),
+    tokens=st.integers(1, 200),
     page_size=st.integers(1, 40),
+    window=st.none() | st.integers(1, 60),
     limit=st.none() | st.integers(1, 300),
+    chunk=st.integers(1, 40),
     batch=st.integers(1, 4),
+    data=st.data(),
 )
 @settings(max_examples=100, deadline=None)
-def test_what_fits_the_limits_can_always_start(tokens: int, page_size: int, limit: int | None, batch: int) -> None:
-    """The pools of a plan admit a full batch of the longest sequences, behind a window or up to a limit as well."""
-    caches: tuple[CacheSpec, ...] = (
-        PageSpec("a", "full", (2,)),
-        PageSpec("b", "window", (2,), window=7),
-        PageSpec("c", "limited", (2,), limit=limit),
-    )
-    num_pages = {
-        name: 1 + batch * group.pages(tokens, page_size) for name, group in cache_memory([*caches]).groups.items()
-    }
-    info = RunnerInfo(
-        vocab_size=9, max_batch_size=batch, max_num_tokens=64, max_seq_len=tokens, page_size=page_size,
-        num_pages=num_pages, num_slots=batch + 1, caches=caches,
-    )  # fmt: skip
-    manager = CacheManager(info)
-    manager.check_fits(tokens)
-    for i in range(batch):
-        sequence = Sequence(Request(str(i), (1,) * tokens, SamplingParams(1)), np.ones(tokens, np.int32))
-        assert manager.can_admit(sequence)
-        manager.admit(sequence)
-        manager.prepare(sequence, tokens)
+def test_what_fits_the_limits_can_always_run(
+    tokens: int, page_size: int, window: int | None, limit: int | None, chunk: int, batch: int, data: st.DataObject
+) -> None:
+    """The pool of a plan takes a full batch of the longest sequences to their ends, however they are cut."""
+    caches = cache_memory([PageSpec("a", "group", (2,), window=window, limit=limit)])
+    planned = plan_memory(0, caches, limits(batch, tokens, chunk, page_size, spare=0)).groups["group"]
+    pool = PagePool("group", planned.num_pages, page_size, window, limit, chunk)
+    assert pool.most_pages(tokens) == planned.pages_per_sequence <= pool.usable
+    holdings = [pool.open(str(i), pool.most_pages(tokens)) for i in range(batch)]
+    assert pool.available == 0
+    done = [0] * batch
+    while min(done) < tokens:
+        i = data.draw(st.sampled_from([i for i in range(batch) if done[i] < tokens]))
+        end = min(tokens, done[i] + data.draw(st.integers(1, chunk)))
+        pool.trim(holdings[i], pool.first(done[i]))
+        pool.take(holdings[i], pool.end(end) - len(holdings[i].pages))
+        done[i] = end
+        assert pool.faults(holdings) == []
 
 
 @given(

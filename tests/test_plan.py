@@ -101,10 +101,9 @@ def test_weights_and_caches_by_hand(name: str) -> None:
     tokens = (1 + 7 * 125) * 32  # 4000 tokens are 125 pages of 32
     assert found.weights == weights
     assert found.kv == {"full_attention": tokens * kv_per_token}
-    assert found.states == 8 * state
-    assert (
-        found.total == weights + tokens * kv_per_token + 8 * state + found.activations + found.buffers + RUNTIME_BYTES
-    )
+    states = (1 + 7 + 7) * state  # of sequences and of snapshots
+    assert found.states == states
+    assert found.total == weights + tokens * kv_per_token + states + found.activations + found.buffers + RUNTIME_BYTES
 
 
 def test_activations_and_buffers_by_hand() -> None:
@@ -193,6 +192,40 @@ def test_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, text.splitlines())) < 160
     assert main(["plan", str(tmp_path), "--gpus", "1", "--gpu-memory", "24"]) == 0
     assert "nothing fits" in capsys.readouterr().out
+
+
+def test_dtypes_of_caches() -> None:
+    """KV as the matrices or by its own dtype, states in float32 or by theirs."""
+    plain = rank("Jamba-1.5-Mini", Split(1, 1, 1))
+    for options, kv, states in (
+        ({"state_dtype": "bfloat16"}, 1, 0.5),
+        ({"kv_cache_dtype": "float32"}, 2, 1),
+        ({"kv_cache_dtype": "bfloat16", "state_dtype": "float32"}, 1, 1),
+    ):
+        found = rank("Jamba-1.5-Mini", Split(1, 1, 1), **options)
+        assert found.kv == {name: kv * size for name, size in plain.kv.items()}
+        assert found.states == states * plain.states
+        assert found.total - plain.total == (kv - 1) * sum(plain.kv.values()) + (states - 1) * plain.states
+
+
+def test_a_window_takes_its_ring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """22 of 26 layers see 1024 tokens, however long the sequences: 1023 before a step of 2048 touch 97 pages."""
+    values = {"model_type": "gemma3_text", "sliding_window": 1024, "num_key_value_heads": 4, "head_dim": 256}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    arguments = ["plan", str(tmp_path), "--gpus", "1", "--max-num-tokens", "2048", "--dtype", "bfloat16"]
+    per_token = 2 * 4 * 256 * BF16
+    for length, full in ((8192, 256), (65536, 2048)):
+        assert main([*arguments, "--max-seq-len", str(length), "--json"]) == 0
+        data = json.loads(capsys.readouterr().out)
+        assert data["pages"] == {"window_1024": 97, "full_attention": full}
+        assert data["ranks"][0]["kv"] == {
+            "window_1024": (1 + 16 * 97) * 32 * 22 * per_token,
+            "full_attention": (1 + 16 * full) * 32 * 4 * per_token,
+        }
+    assert main([*arguments, "--state-dtype", "bfloat16", "--kv-cache-dtype", "float32"]) == 0
+    text = capsys.readouterr().out
+    assert "KV window_1024: 97 pages of 32 tokens a sequence at most" in text
+    assert "KV is kept in float32, states in bfloat16" in text
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ def test_what_the_scheduler_is_told_are_the_limits_of_the_engine() -> None:
     config = EngineConfig(read_engine_config(tiny_engine(FAMILY)).model, BuildConfig("cpu", 3, 50, 200, 8))
     info = runner_info(config, RuntimeOptions())
     assert (info.max_batch_size, info.max_num_tokens, info.max_seq_len, info.page_size) == (3, 50, 200, 8)
-    assert (info.num_slots, info.num_pages) == (4, {"full_attention": 1 + 3 * 25})
+    assert (info.num_slots, info.num_pages) == (1 + 3 + 3, {"full_attention": 1 + 3 * 25})
     assert (info.vocab_size, info.eos_token_ids, info.pad_token_id) == (96, (2,), 0)
     assert list(info.caches) == config.model.caches()
 

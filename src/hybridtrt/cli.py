@@ -57,6 +57,8 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument("--gpus", type=int, required=True, help="number of GPUs")
     one.add_argument("--gpu-memory", type=float, default=80.0, help="memory of one GPU in GB (10^9 bytes)")
     one.add_argument("--dtype", choices=DTYPES, help="of matrices and KV; by default as the model stores them")
+    one.add_argument("--kv-cache-dtype", choices=DTYPES, help="of KV alone; by default as the matrices")
+    one.add_argument("--state-dtype", choices=DTYPES, default="float32", help="of recurrent states")
     one.add_argument("--max-seq-len", type=int, help="tokens of one sequence (8192, or the model's positions)")
     one.add_argument("--concurrency", type=int, default=16, help="sequences at once")
     one.add_argument("--max-num-tokens", type=int, default=8192, help="tokens in one step")
@@ -71,6 +73,10 @@ def make_parser() -> argparse.ArgumentParser:
         "--max-seq-len", type=int, help="prompt and output of one sequence (2048, or the model's positions)"
     )
     one.add_argument("--tokens-per-block", type=int, help="tokens in one KV page (32)")
+    one.add_argument(
+        "--state-dtype", help="of recurrent states: float32 (default), bfloat16, or float16 with a warning"
+    )
+    one.add_argument("--kv-cache-dtype", help="of KV pages: float32 (default), bfloat16 or float16")
 
     one = add(commands.inspect)
     one.add_argument("path", type=Path, help="model folder, checkpoint or engine")
@@ -109,12 +115,6 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument("--new", type=int, default=64, help="tokens to generate for each request")
     one.add_argument("--threads", type=int, help="compute threads")
 
-    one = add(commands.serve, help_json=False)
-    one.add_argument("engine", type=Path, help="engine folder")
-    one.add_argument("--http-port", type=int, default=8000, help="HTTP port on loopback")
-    one.add_argument("--grpc-port", type=int, default=8001, help="gRPC port on loopback")
-    one.add_argument("--metrics-port", type=int, default=8002, help="metrics port on loopback")
-    one.add_argument("--threads", type=int, help="compute threads")
     one = add(commands.profile)
     one.add_argument("engine", type=Path, help="engine folder")
     one.add_argument("--requests", type=int, default=100, help="requests of the sample load")
@@ -127,6 +127,12 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument("--seed", type=int, default=0, help="seed of lengths, tokens and sampling")
     one.add_argument("--threads", type=int, help="compute threads")
 
+    one = add(commands.serve, help_json=False)
+    one.add_argument("engine", type=Path, help="engine folder")
+    one.add_argument("--http-port", type=int, default=8000, help="HTTP port on loopback")
+    one.add_argument("--grpc-port", type=int, default=8001, help="gRPC port on loopback")
+    one.add_argument("--metrics-port", type=int, default=8002, help="metrics port on loopback")
+    one.add_argument("--threads", type=int, help="compute threads")
     one.add_argument("--kv-cache-tokens", type=int, help="tokens in the KV pages; by default a full batch fits")
     return parser
 

@@ -52,7 +52,8 @@ def plan(args: argparse.Namespace) -> int:
     from hybridtrt.converters.plan_page import render_plan
 
     config = read_model_config(args.model_dir)
-    asked = {name: getattr(args, name) for name in ("gpus", "gpu_memory", "dtype", "concurrency", "max_num_tokens")}
+    names = ("gpus", "gpu_memory", "dtype", "kv_cache_dtype", "state_dtype", "concurrency", "max_num_tokens")
+    asked = {name: getattr(args, name) for name in names}
     length = args.max_seq_len or min(PlanOptions.max_seq_len, config.max_length)
     planned = plan(config, PlanOptions(**asked, max_seq_len=length))
     if args.json:
@@ -67,11 +68,13 @@ def build(args: argparse.Namespace) -> int:
     from hybridtrt.build.build import build, default_build_config
     from hybridtrt.progress import byte_progress
 
-    asked = {name: getattr(args, name) for name in ("max_batch_size", "max_num_tokens", "max_seq_len")}
-    asked |= {"tokens_per_block": args.tokens_per_block, "target": args.target}
+    names = ("target", "max_batch_size", "max_num_tokens", "max_seq_len", "tokens_per_block")
+    asked = {name: getattr(args, name) for name in (*names, "state_dtype", "kv_cache_dtype")}
     limits = replace(
         default_build_config(args.checkpoint), **{name: value for name, value in asked.items() if value is not None}
     )
+    if limits.state_dtype == "float16":
+        print("warning: states in float16 overflow beyond 65504; bfloat16 takes as little memory", file=sys.stderr)
     with byte_progress("build") as progress:
         config = build(args.checkpoint, args.output, limits, progress)
     if args.json:
@@ -175,9 +178,6 @@ def bench(args: argparse.Namespace) -> int:
     return 0
 
 
-def serve(args: argparse.Namespace) -> int:
-    """Serve an engine with Triton Inference Server on loopback."""
-    from hybridtrt.model_repo.supervisor import serve
 def profile(args: argparse.Namespace) -> int:
     """Run a sample load and write what it shows into the engine folder, for admission and preemption."""
     from hybridtrt.converters.plain_data import to_plain
@@ -196,6 +196,9 @@ def profile(args: argparse.Namespace) -> int:
     return 0
 
 
+def serve(args: argparse.Namespace) -> int:
+    """Serve an engine with Triton Inference Server on loopback."""
+    from hybridtrt.model_repo.supervisor import serve
 
     return serve(
         args.engine,
