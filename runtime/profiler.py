@@ -81,7 +81,7 @@ def profile_engine(
 ) -> Profile:
     """Measure an engine. Raises `ValueError` for a load that does not fit it or an engine that cannot be loaded."""
     engine_dir = Path(engine_dir)
-    runner = load_runner(engine_dir, RuntimeOptions(threads=threads))
+    runner = load_runner(engine_dir, RuntimeOptions(threads=threads, enable_block_reuse=False))
     requests = load.sample(runner.info)
     try:
         touch_pools(runner, runner.info)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from hybridtrt.plugins.caches import PageSpec, StateSpec
-from hybridtrt.plugins.step import StepBatch
+from hybridtrt.plugins.step import Int32, StepBatch
 from hybridtrt.runtime.profile import StepProfile
 from hybridtrt.runtime.runner import Runner, RunnerInfo
 from hybridtrt.runtime.torch_runner import TorchRunner
 
 REPEATS = 3
-COPIED_BYTES = 64 << 20  # at most in one measurement
+COPIED_PAGES = 32  # of each group, at most
 
 
 class StepProfiler:
@@ -24,6 +24,7 @@ class StepProfiler:
     def __init__(self, runner: Runner, seed: int = 0) -> None:
         self._runner = runner
         self._info = runner.info
+        self._groups = list({spec.group: spec for spec in self._info.caches if isinstance(spec, PageSpec)}.values())
         self._rng = np.random.default_rng(seed)
 
     def decode(self) -> tuple[StepProfile, ...]:
@@ -39,20 +40,16 @@ class StepProfiler:
         return tuple(self._profile(self._batch(1, count, 0), count) for count in doublings(most))
 
     def copy_bytes_per_s(self) -> float:
-        """Bytes a second, one way, of saving the caches of one sequence and of writing them back."""
-        info = self._info
-        page_bytes = dict.fromkeys(info.num_pages, 0)
+        """Bytes a second, one way, of saving caches as one sequence holds them and of writing them back."""
+        info, moved = self._info, 0
+        pages = {group: list(range(1, min(COPIED_PAGES + 1, count))) for group, count in info.num_pages.items()}
+        slots: list[int] = []
         for spec in info.caches:
             if isinstance(spec, PageSpec):
-                page_bytes[spec.group] += spec.bytes_per_token * info.page_size
-        held = -(-info.max_seq_len // info.page_size)
-        pages = {
-            group: list(range(1, 1 + min(held, info.num_pages[group] - 1, COPIED_BYTES // max(size, 1) + 1)))
-            for group, size in page_bytes.items()
-        }
-        state_bytes = sum(spec.bytes_per_slot for spec in info.caches if isinstance(spec, StateSpec))
-        slots = [1] if state_bytes else []
-        moved = state_bytes + sum(page_bytes[group] * len(numbers) for group, numbers in pages.items())
+                moved += spec.bytes_per_token * info.page_size * len(pages[spec.group])
+            else:
+                slots = [1]
+                moved += spec.bytes_per_slot
         saved = self._runner.save(pages, slots)
         seconds = _median_seconds(lambda: self._runner.save(pages, slots))
         seconds += _median_seconds(lambda: self._runner.restore(saved, pages, slots))
@@ -65,21 +62,28 @@ class StepProfiler:
 
     def _batch(self, rows: int, count: int, context: int) -> StepBatch:
         """`rows` rows of `count` tokens, each after `context` tokens, with pages of their own as far as there are."""
-        info = self._info
-        width = -(-(context + count) // info.page_size)
-        numbers = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
         slots = np.arange(1, rows + 1, dtype=np.int32)
         cu_seqlens = np.arange(rows + 1, dtype=np.int32) * count
         return StepBatch(
-            input_ids=self._rng.integers(0, info.vocab_size, rows * count, np.int32),
+            input_ids=self._rng.integers(0, self._info.vocab_size, rows * count, np.int32),
             positions=np.tile(np.arange(context, context + count, dtype=np.int32), rows),
             cu_seqlens=cu_seqlens,
             context_lens=np.full(rows, context, np.int32),
             state_src=slots,
             state_dst=slots,
             logits_indices=cu_seqlens[1:] - 1,
-            block_tables={group: 1 + numbers % (pages - 1) for group, pages in info.num_pages.items()},
+            block_tables={spec.group: self._table(spec, rows, context, context + count) for spec in self._groups},
         )
+
+    def _table(self, spec: PageSpec, rows: int, context: int, end: int) -> Int32:
+        """The block table `[rows, P]` of a group, without the pages before the window and beyond the limit."""
+        size, usable = self._info.page_size, self._info.num_pages[spec.group] - 1
+        first = 0 if spec.window is None else max(context - spec.window + 1, 0) // size
+        last = -(-(end if spec.limit is None else min(end, spec.limit)) // size)
+        table = np.zeros((rows, -(-end // size)), np.int32)
+        held = table[:, first:last]
+        held[:] = 1 + np.arange(held.size).reshape(held.shape) % usable
+        return table
 
 
 def active_experts(runner: Runner, batch: StepBatch) -> float | None:
