@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
@@ -9,54 +10,113 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridtrt.plugins.sample import SampleParams
-from hybridtrt.plugins.sample.cpu import sample
+from hybridtrt.plugins.sample.cpu import largest, sample
 from hybridtrt.plugins.sample.reference import greedy, log_probs
-from hybridtrt.runtime.request import SamplingParams
+from hybridtrt.runtime.request import SamplingParams, TopLogProbs
 from hybridtrt.runtime.sequence import Sequence
+
+F32 = NDArray[np.float32]
+Bitmask = NDArray[np.uint32]  # [ceil(V/32)]: bit t % 32 of word t // 32 allows token t
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was sampled, row by row. `log_probs` is NaN where it was not asked for."""
+    """What was sampled, row by row.
+
+    `log_probs` is NaN and `top` is () where they were not asked for. A row is not `valid` when its logits are not
+    finite or every token is forbidden; its token means nothing.
+    """
 
     tokens: list[int]
     log_probs: list[float]
     valid: list[bool]
+    top: list[TopLogProbs]
 
 
-def choose(logits: NDArray[np.float32], sequences: Rows[Sequence]) -> Choice:
-    """Sample the next token of each sequence from its row of `logits` [R, V].
+def choose(
+    logits: F32, sequences: Rows[Sequence], ahead: Rows[int], masks: Rows[Bitmask | None] | None = None
+) -> Choice:
+    """Sample one token for each row of `logits` [R, V], which may be overwritten.
 
-    Nothing in a row depends on the other rows.
+    Row i is `ahead[i]` tokens after the next one of `sequences[i]`, whose first `ahead[i]` drafts are taken for output.
+    The request's logits processors come first, then `masks[i]`, then temperature, top-k, top-p and min-p. The token is
+    a function of the row, the request, its seed, the position and the history, so nothing depends on the other rows.
+    Log-probabilities are those of the model's logits.
     """
     result = greedy(logits)
+    asked = [i for i, sequence in enumerate(sequences) if _wants_log_probs(sequence.request.params)]
+    raw = logits[asked]
+    for i, sequence in enumerate(sequences):
+        if _change(logits[i], sequence, ahead[i], masks[i] if masks else None):
+            changed = greedy(logits[i : i + 1])
+            result.tokens[i] = changed.tokens[0]
+            result.valid[i] &= changed.valid[0]
     random = [i for i, sequence in enumerate(sequences) if not sequence.greedy]
     if random:
-        rows = np.array(random)
-        params = _params([sequences[i] for i in random])
-        result.tokens[rows] = sample(logits if len(rows) == len(logits) else logits[rows], params).tokens
-    probs = np.full(len(sequences), np.nan)
-    asked = [i for i, sequence in enumerate(sequences) if sequence.request.params.return_log_probs and result.valid[i]]
-    if asked:
-        probs[asked] = log_probs(logits[asked], result.tokens[asked])
-    return Choice(result.tokens.tolist(), probs.tolist(), result.valid.tolist())
+        params = _params([sequences[i] for i in random], [ahead[i] for i in random], logits.shape[1])
+        result.tokens[random] = sample(logits if len(random) == len(logits) else logits[random], params).tokens
+    choice = Choice(
+        tokens=result.tokens.tolist(),
+        log_probs=[math.nan] * len(sequences),
+        valid=result.valid.tolist(),
+        top=[()] * len(sequences),
+    )
+    for i, row in zip(asked, raw, strict=True):
+        if choice.valid[i]:
+            count = sequences[i].request.params.top_log_probs
+            choice.log_probs[i], choice.top[i] = _row_log_probs(row, choice.tokens[i], count)
+    return choice
+
+
+def prompt_log_probs(logits: F32, tokens: Rows[int], k: int) -> tuple[tuple[float, TopLogProbs], ...]:
+    """Log-probabilities of the `tokens` [N] of a prompt, and of the `k` best at each place, from `logits` [N, V].
+
+    Row i holds the logits of the place before token i. Where they are not finite the result is (NaN, ()).
+    """
+    return tuple(_row_log_probs(row, int(token), k) for row, token in zip(logits, tokens, strict=True))
 
 
 def temperature_of(params: SamplingParams) -> float:
-    """The temperature in force, 0 for greedy; 1 when only top-k or top-p is given."""
+    """The temperature in force, 0 for greedy; 1 when only top-k, top-p or min-p is given."""
     if params.top_k == 1 or params.top_p == 0:
         return 0.0
     if params.temperature is not None:
         return params.temperature
-    return 1.0 if params.top_k or (params.top_p or 1) < 1 else 0.0
+    return 1.0 if params.top_k or (params.top_p or 1) < 1 or params.min_p else 0.0
 
 
-def _params(sequences: Rows[Sequence]) -> SampleParams:
+def _params(sequences: Rows[Sequence], ahead: Rows[int], vocab_size: int) -> SampleParams:
     params = [sequence.request.params for sequence in sequences]
+    positions = [sequence.total + count for sequence, count in zip(sequences, ahead, strict=True)]
     return SampleParams(
         temperature=np.array([temperature_of(p) for p in params], np.float64),
-        top_k=np.array([p.top_k or 0 for p in params], np.int64),
+        top_k=np.array([min(p.top_k or 0, vocab_size) for p in params], np.int64),
         top_p=np.array([1.0 if p.top_p is None else p.top_p for p in params], np.float64),
+        min_p=np.array([p.min_p or 0.0 for p in params], np.float64),
         seeds=np.array([sequence.seed for sequence in sequences], np.uint64),
-        positions=np.array([sequence.total for sequence in sequences], np.int64),
+        positions=np.array(positions, np.int64),
     )
+
+
+def _change(row: F32, sequence: Sequence, ahead: int, mask: Bitmask | None) -> bool:
+    """Apply the processors and the mask to a row of logits `[V]`; whether there are any."""
+    if sequence.processors is not None:
+        sequence.processors.apply(row, sequence.drafts[:ahead])
+    if mask is not None:
+        allowed = np.unpackbits(mask.astype("<u4", copy=False).view(np.uint8), count=len(row), bitorder="little")
+        np.putmask(row, allowed == 0, -np.inf)
+    return sequence.processors is not None or mask is not None
+
+
+def _wants_log_probs(params: SamplingParams) -> bool:
+    return params.return_log_probs or params.top_log_probs > 0
+
+
+def _row_log_probs(row: F32, token: int, count: int) -> tuple[float, TopLogProbs]:
+    """The log-probability of a token under a row of logits `[V]`, and those of the `count` best tokens."""
+    if not np.isfinite(row.max()):
+        return math.nan, ()
+    best = largest(row, min(count, len(row))) if count else np.array([], np.int64)
+    best = best[np.argsort(-row[best], kind="stable")]
+    chosen, *others = log_probs(row, np.append(token, best)).tolist()
+    return chosen, tuple(zip(best.tolist(), others, strict=True))

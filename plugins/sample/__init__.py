@@ -1,4 +1,4 @@
-"""Choosing one token a row: greedy, or sampled with temperature, top-k and top-p from a counter-based generator."""
+"""Choosing one token a row: greedy, or sampled with temperature, top-k, top-p and min-p, with numbers from counters."""
 
 from hybridtrt.plugins.sample.params import Sampled, SampleParams
 

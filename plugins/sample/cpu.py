@@ -23,43 +23,46 @@ def sample(logits: F32, params: SampleParams) -> Sampled:
     result = greedy(logits)
     chosen = np.flatnonzero(result.valid & (params.temperature > 0))
     numbers = uniform(params.seeds[chosen], params.positions[chosen]).tolist()
-    top_k, top_p = params.top_k[chosen].tolist(), params.top_p[chosen].tolist()
+    limits = [field[chosen].tolist() for field in (params.top_k, params.top_p, params.min_p)]
     at_once = max(1, CHUNK // logits.shape[1])
     for start in range(0, len(chosen), at_once):
         rows = chosen[start : start + at_once]
         scaled = scale(logits[rows], params.temperature[rows, None])
         weights = np.exp(scaled)
-        result.tokens[rows] = [
-            _choose(scaled[i], weights[i], top_k[start + i], top_p[start + i], numbers[start + i])
-            for i in range(len(rows))
-        ]
+        stop = start + len(rows)
+        columns = (scaled, weights, *(limit[start:stop] for limit in limits), numbers[start:stop])
+        result.tokens[rows] = [_choose(*row) for row in zip(*columns, strict=True)]
     return result
 
 
-def _choose(scaled: F32, weights: F32, top_k: int, top_p: float, number: float) -> int:
+def _choose(scaled: F32, weights: F32, top_k: int, top_p: float, min_p: float, number: float) -> int:
     ids = None
     if 0 < top_k < len(scaled):
-        ids = _largest(scaled, top_k)
+        ids = largest(scaled, top_k)
         scaled, weights = scaled[ids], weights[ids]
     if top_p < 1:
         kept = _nucleus(scaled, weights, top_p)
         ids = kept if ids is None else ids[kept]
         weights = weights[kept]
+    if min_p > 0:
+        likely = np.flatnonzero(weights >= np.float32(min_p))
+        ids = likely if ids is None else ids[likely]
+        weights = weights[likely]
     place = _pick(weights, number)
     return place if ids is None else int(ids[place])
 
 
-def _largest(scaled: F32, count: int) -> Ids:
-    """Places of the `count` largest values, ascending; of equal ones at the end the first."""
+def largest(values: F32, count: int) -> Ids:
+    """Places of the `count` largest of `values` [V], ascending; of equal ones at the end the first."""
     floor = -np.inf
-    if len(scaled) >= 4 * GROUP * count:
+    if len(values) >= 4 * GROUP * count:
         # As many groups as are asked for have a maximum of at least this one, so the values below it are out.
-        maxima = scaled[: len(scaled) // GROUP * GROUP].reshape(-1, GROUP).max(axis=1)
+        maxima = values[: len(values) // GROUP * GROUP].reshape(-1, GROUP).max(axis=1)
         floor = np.partition(maxima, -count)[-count]
-    smallest = np.partition(scaled[scaled >= floor], -count)[-count]
-    places = np.flatnonzero(scaled >= smallest)
+    smallest = np.partition(values[values >= floor], -count)[-count]
+    places = np.flatnonzero(values >= smallest)
     if len(places) > count:
-        tied = np.flatnonzero(scaled[places] == smallest)
+        tied = np.flatnonzero(values[places] == smallest)
         places = np.delete(places, tied[count - len(places) :])
     return places
 

@@ -18,6 +18,7 @@ class SampleParams:
     temperature: NDArray[np.float64]  # [R], >= 0
     top_k: NDArray[np.int64]  # [R], 0: no limit
     top_p: NDArray[np.float64]  # [R], in 0..1, 1: no limit
+    min_p: NDArray[np.float64]  # [R], in 0..1, 0: no limit
     seeds: NDArray[np.uint64]  # [R]
     positions: NDArray[np.int64]  # [R]
 

@@ -17,10 +17,12 @@ SMALLEST_TEMPERATURE = np.finfo(np.float32).tiny
 def sample(logits: F32, params: SampleParams) -> Sampled:
     """Choose one token of each row of `logits` [R, V].
 
-    Rows with temperature 0 are greedy. Others follow TensorRT-LLM's order: divide by the temperature; keep the `top_k`
-    largest; of these keep the shortest run from the largest on whose probability, relative to what top-k kept, reaches
-    `top_p` (at least one token). Ties are ranked by id. The token is the first, in order of ids, at which the
-    cumulative probability of what was kept exceeds the row's uniform number. Weights are float32, sums float64.
+    Rows with temperature 0 are greedy. Others follow the order of transformers and TensorRT-LLM: divide by the
+    temperature; keep the `top_k` largest; of these keep the shortest run from the largest on whose probability,
+    relative to what top-k kept, reaches `top_p` (at least one token); of these keep those that have at least `min_p`
+    times the largest probability (arXiv 2407.01082). Ties are ranked by id. The token is the first, in order of ids, at
+    which the cumulative probability of what was kept exceeds the row's uniform number. Weights are float32, sums
+    float64.
     """
     result = greedy(logits)
     chosen = result.valid & (params.temperature > 0)
@@ -28,6 +30,7 @@ def sample(logits: F32, params: SampleParams) -> Sampled:
         scaled = scale(logits[chosen], params.temperature[chosen, None])
         weights = np.exp(scaled)
         weights[~_kept(scaled, weights, params.top_k[chosen], params.top_p[chosen])] = 0
+        weights[weights < params.min_p[chosen, None].astype(np.float32)] = 0  # the largest weight is 1
         result.tokens[chosen] = _pick(weights, uniform(params.seeds[chosen], params.positions[chosen]))
     return result
 
@@ -39,15 +42,14 @@ def greedy(logits: F32) -> Sampled:
     return Sampled(tokens, np.isfinite(best))  # argmax finds a NaN if there is one
 
 
-def log_probs(logits: F32, tokens: NDArray[np.int64]) -> F64:
-    """Natural log-probabilities `[R]` of `tokens` [R] under the softmax of `logits` [R, V].
+def log_probs(logits: F32, ids: NDArray[np.int64]) -> F64:
+    """Natural log-probabilities `[K]` of the tokens `ids` [K] under the softmax of one row of `logits` [V].
 
-    The logits are those of the model: temperature, top-k and top-p do not change what is reported.
+    They are NaN where the row has no finite maximum.
     """
-    best = logits.max(axis=1)
-    total = np.exp(logits - best[:, None]).sum(axis=1, dtype=np.float64)
-    chosen = logits[np.arange(len(tokens)), tokens].astype(np.float64)
-    return np.asarray(chosen - best - np.log(total))
+    with np.errstate(invalid="ignore"):
+        shifted = logits - logits.max()
+        return np.asarray(shifted[ids].astype(np.float64) - np.log(np.exp(shifted).sum(dtype=np.float64)))
 
 
 def scale(logits: F32, temperature: F64 | float) -> F32:
