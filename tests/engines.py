@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,8 +14,11 @@ import transformers
 from numpy.typing import NDArray
 
 from hybridtrt.build.build import build
-from hybridtrt.build.engine import BuildConfig
+from hybridtrt.build.engine import BuildConfig, read_engine_config
+from hybridtrt.converters.checkpoint import open_weights
 from hybridtrt.converters.convert import convert
+from hybridtrt.runtime.load import RuntimeOptions, runner_info
+from hybridtrt.runtime.torch_runner import TorchRunner
 
 LIMITS = BuildConfig(max_batch_size=8, max_num_tokens=256, max_seq_len=256, tokens_per_block=16)
 
@@ -51,3 +55,13 @@ def relative_error(logits: NDArray[np.float32], expected: NDArray[np.float32]) -
     """Largest difference over the standard deviation of the expected logits."""
     assert logits.shape == expected.shape
     return float(np.abs(logits - expected).max() / expected.std())
+
+
+def rebuilt_runner(variant: str, dtype: torch.dtype = torch.float32, **build_config: str) -> TorchRunner:
+    """The runner of a tiny engine as if it had been built with another config."""
+    folder = tiny_engine(variant)
+    config = read_engine_config(folder)
+    config = replace(config, build=replace(config.build, **build_config))  # type: ignore[arg-type]
+    program, stored = config.program(), open_weights(folder / "rank0.engine", config.model)
+    weights = {name: stored.get_tensor(name) for name in program.weights}
+    return TorchRunner(program, weights, runner_info(config, RuntimeOptions()), dtype=dtype)

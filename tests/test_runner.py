@@ -7,17 +7,14 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import checkpoints
 import numpy as np
 import pytest
 import torch
-from engines import LIMITS, tiny_engine
+from engines import LIMITS, rebuilt_runner, tiny_engine
 from null_runner import null_info
 from numpy.typing import NDArray
 
 from hybridtrt.build.engine import BuildConfig, EngineConfig, read_engine_config
-from hybridtrt.build.network import build_program
-from hybridtrt.converters.checkpoint import open_weights
 from hybridtrt.plugins.pointwise import cpu as pointwise_cpu
 from hybridtrt.plugins.ragged import Step
 from hybridtrt.plugins.step import StepBatch
@@ -163,12 +160,10 @@ def pools(runner: Runner) -> list[torch.Tensor]:
     return [*runner._states, *(pool for own in runner._pages.values() for pool in own)]
 
 
-@pytest.mark.parametrize("family", checkpoints.FAMILIES)
-def test_pools_take_what_was_planned_until_the_runner_is_closed(family: str) -> None:
-    runner, plan = load_runner(tiny_engine(family)), read_engine_config(tiny_engine(family)).memory()
-    assert sum(pool.nbytes for pool in pools(runner)) == plan.page_bytes + plan.state_bytes
+def test_pools_are_gone_when_the_runner_is_closed(runner: Runner) -> None:
     full_logits(runner, IDS)
     held = [weakref.ref(pool) for pool in pools(runner)]
+    assert held
     runner.close()
     gc.collect()
     assert [pool() for pool in held] == [None] * len(held)
@@ -192,11 +187,7 @@ def test_values_are_gone_when_nothing_reads_them(monkeypatch: pytest.MonkeyPatch
 
 def test_float64_holds_states_and_pages_too() -> None:
     """In float64 a sequence in pieces equals a whole one far more closely than float32 pools would allow."""
-    folder = tiny_engine(FAMILY)
-    config = read_engine_config(folder)
-    program, stored = build_program(config.model), open_weights(folder / "rank0.engine", config.model)
-    weights = {name: stored.get_tensor(name) for name in program.weights}
-    runner = TorchRunner(program, weights, runner_info(config, RuntimeOptions()), dtype=torch.float64)
+    runner = rebuilt_runner(FAMILY, torch.float64)
     whole, pieces = full_logits(runner, IDS), full_logits(runner, IDS, 3)
     assert whole.dtype == np.float32
     np.testing.assert_allclose(pieces, whole, rtol=0, atol=1e-7)
@@ -245,11 +236,16 @@ def test_threads() -> None:
     assert torch.get_num_threads() == 1
 
 
-@pytest.mark.parametrize("name", ["threads", "kv_cache_tokens"])
-@pytest.mark.parametrize("value", [0, -1])
-def test_options_are_positive(name: str, value: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        *((name, value, "not positive") for name in ("threads", "kv_cache_tokens") for value in (0, -1)),
+        *((name, -1, "negative") for name in ("prefix_cache_bytes", "max_draft_tokens")),
+    ],
+)
+def test_options_are_in_their_ranges(name: str, value: int, message: str) -> None:
     options: Mapping[str, int] = {name: value}
-    with pytest.raises(ValueError, match=f"{name}={value} is not positive"):
+    with pytest.raises(ValueError, match=f"{name}={value} is {message}"):
         RuntimeOptions(**options)  # type: ignore[arg-type]
 
 
