@@ -13,19 +13,19 @@ import os
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from hybridtrt.model_repo.inputs import Inputs, RequestError, Tensors
 from hybridtrt.model_repo.interface import NOTHING, Interface, Progress, Stop
-from hybridtrt.model_repo.statistics import FAMILIES, RESPONSES, Family, samples
+from hybridtrt.model_repo.metrics import Metrics
 from hybridtrt.model_repo.streams import Senders, Stream
 from hybridtrt.model_repo.text_interface import TextInterface
 from hybridtrt.model_repo.token_interface import TokenInterface
 from hybridtrt.runtime.client import EngineClient, EngineUnavailableError
 from hybridtrt.runtime.protocol import ErrorCode, ProtocolError, Reply
-from hybridtrt.runtime.submission import Submission
 
 log = logging.getLogger("hybridtrt.model")
 WATCHDOG_SECONDS = 0.5
@@ -62,15 +62,15 @@ class Model:
         threading.Thread(target=_watch_parent, args=(os.getppid(),), name="watchdog", daemon=True).start()
         config = json.loads(args["model_config"])
         parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
-        self._inputs = [entry["name"] for entry in config["input"]]
-        self._labels = {"model": args["model_name"], "version": args["model_version"]}
         self._client = EngineClient(parameters["engine_socket"])
         self._senders = Senders(int(parameters["sender_threads"]))
         self._live: set[Stream] = set()
         self._answered: Counter[str] = Counter()
         self._closing = threading.Event()
         self._every(int(parameters["cancellation_check_period_ms"]) / 1000, self._poll_cancelled, "poller")
-        metrics = Metrics(self._labels, self._client, self._answered, parameters["engine_metrics"] == "true")
+        labels = {"model": args["model_name"], "version": args["model_version"]}
+        engine_metrics = parameters["engine_metrics"] == "true"
+        metrics = Metrics(pb_utils.MetricFamily, labels, self._client, self._answered, engine_metrics)
         self._every(int(parameters["stats_check_period_ms"]) / 1000, metrics.update, "metrics")
 
     def execute(self, requests: list[Any]) -> None:
@@ -102,13 +102,12 @@ class Model:
             if not tag:
                 raise RequestError("stop needs a request id, that of the request to stop")
             self._client.stop(tag)
-            responder.send(
-                self.interface.render(NOTHING, Reply(tag, finish_reason="cancelled"), Progress()), final=True
-            )
+            stopped = [Reply(tag, finish_reason="cancelled")]
+            responder.send(self.interface.render(NOTHING, stopped, Progress()), final=True)
             return
         stream = Stream(self.interface, ask, responder, self._client.new_id(), self._ended)
         self._live.add(stream)
-        submission = Submission(stream.request_id, ask.text, ask.messages, ask.input_ids, ask.sampling, tag=tag)
+        submission = replace(ask.submission, id=stream.request_id, tag=tag)
         try:
             self._client.submit(submission, self._senders.attach(stream))
         except BaseException:
@@ -121,7 +120,9 @@ class Model:
 
     def _ended(self, stream: Stream) -> None:
         self._live.discard(stream)
-        self._answered[stream.finish_reason or "error"] += 1
+        self._answered[stream.finish_reason] += 1
+        if stream.finish_reason == "error":  # other answers, or what could not be sent, may go on in the engine
+            self._client.cancel(stream.request_id)
 
     def _poll_cancelled(self) -> None:
         for stream in list(self._live):
@@ -137,46 +138,6 @@ class Model:
                     log.exception("%s failed", name)
 
         threading.Thread(target=run, name=name, daemon=True).start()
-
-
-class Metrics:
-    """Metric families in Triton's metrics endpoint, brought up to date now and then: a write takes 30 us."""
-
-    def __init__(self, labels: dict[str, str], client: EngineClient, answered: Counter[str], engine: bool) -> None:
-        self._labels, self._client, self._answered = labels, client, answered
-        kinds = {"gauge": pb_utils.MetricFamily.GAUGE, "counter": pb_utils.MetricFamily.COUNTER}
-        self._families = {
-            family: pb_utils.MetricFamily(name=family.name, description=family.description, kind=kinds[family.kind])
-            for family in (RESPONSES, *(FAMILIES if engine else ()))
-        }
-        self._engine = engine
-        self._metrics: dict[tuple[Family, str], Any] = {}
-        self._values: dict[tuple[Family, str], float] = {}
-
-    def update(self) -> None:
-        """Write what has changed."""
-        for reason, count in list(self._answered.items()):
-            self._set(RESPONSES, reason, count)
-        if self._engine and (info := self._client.info) is not None:
-            try:
-                statistics = self._client.statistics()
-            except EngineUnavailableError:
-                return
-            for family, label, value in samples(statistics, info):
-                self._set(family, label, value)
-
-    def _set(self, family: Family, label: str, value: float) -> None:
-        key = (family, label)
-        before = self._values.get(key)
-        if value == before:
-            return
-        if key not in self._metrics:
-            self._metrics[key] = self._families[family].Metric(labels={**self._labels, family.label: label})
-        if family.kind == "gauge":
-            self._metrics[key].set(value)
-        else:
-            self._metrics[key].increment(value - (before or 0))
-        self._values[key] = value
 
 
 class TextModel(Model):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,28 +14,16 @@ Tensors = Mapping[str, NDArray[Any]]
 # Inputs of TensorRT-LLM's models that would change the result or ask for an output that does not exist here,
 # with the values that mean "off"; with anything else the request is refused.
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "bad_words": ("",),
-    "bad_words_list": (0, -1),
     "beam_width": (1,),
     "decoder_text_input": ("",),
     "draft_input_ids": (),
-    "embedding_bias": (0.0,),
-    "embedding_bias_weights": (0.0,),
-    "embedding_bias_words": ("",),
-    "frequency_penalty": (0.0,),
-    "guided_decoding_guide": ("",),
-    "guided_decoding_guide_type": ("",),
     "lora_config": (),
     "lora_task_id": (),
     "lora_weights": (),
-    "min_tokens": (0, 1),  # every answer has one token at least
-    "num_return_sequences": (1,),
-    "presence_penalty": (0.0,),
     "prompt_embedding_table": (),
     "prompt_table_extra_id": (),
     "prompt_table_extra_ids": (),
     "prompt_vocab_size": (0,),
-    "repetition_penalty": (1.0,),
     "return_context_logits": (False,),
     "return_generation_logits": (False,),
     "return_perf_metrics": (False,),
@@ -91,15 +79,28 @@ class Inputs:
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """All strings of an input, without empty ones: clients send "" for none."""
-        return tuple(value for value in self._values(name) if value)
+        """All strings of an input. Clients send "" for none."""
+        return tuple(self._values(name))
 
     def ids(self, name: str) -> tuple[int, ...] | None:
         """A row of token ids."""
         return tuple(self._values(name)) if name in self._tensors else None
 
-    def array(self, name: str) -> NDArray[Any] | None:
-        return self._tensors.get(name)
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """All numbers of an input."""
+        values = tuple(map(float, self._values(name)))
+        if not all(map(math.isfinite, values)):
+            raise RequestError(f"{name} has a value that is not a finite number")
+        return values
+
+    def words(self, name: str) -> tuple[tuple[int, ...], ...]:
+        """Words as TensorRT-LLM has them, `[1, 2, n]`: their tokens end to end, and where each ends (-1: no more)."""
+        values = self._values(name)
+        tokens, ends = values[: len(values) // 2], [end for end in values[len(values) // 2 :] if end > 0]
+        starts = [0, *ends][: len(ends)]
+        if any(start >= end for start, end in zip(starts, ends, strict=True)) or max(ends, default=0) > len(tokens):
+            raise RequestError(f"{name} has words that end at {ends}, expected growing places of at most {len(tokens)}")
+        return tuple(tuple(tokens[start:end]) for start, end in zip(starts, ends, strict=True))
 
     def _single(self, name: str) -> Any:
         if name not in self._tensors:
@@ -125,5 +126,17 @@ def _show(value: object) -> str:
 
 
 def row(values: Any, dtype: type[np.generic]) -> NDArray[Any]:
-    """A tensor `[batch 1, n]`."""
+    """A tensor `[batch 1, ...]`."""
     return np.array([values], dtype)
+
+
+def padded(
+    rows: Sequence[Sequence[Any]], dtype: type[np.generic], fill: float, width: int | None = None
+) -> NDArray[Any]:
+    """A tensor `[batch 1, rows, longest]` of rows of unequal lengths, or with a `width` that of all their entries."""
+    tail = () if width is None else (width,)
+    tensor = np.full((1, len(rows), max(map(len, rows)), *tail), fill, dtype)
+    for i, values in enumerate(rows):
+        if values:
+            tensor[0, i, : len(values)] = values
+    return tensor

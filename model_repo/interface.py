@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from hybridtrt.model_repo.inputs import Inputs, RequestError, Tensors, row
+from hybridtrt.model_repo.log_probs import log_prob_tensors
 from hybridtrt.runtime.protocol import Reply
 from hybridtrt.runtime.request import SamplingParams
+from hybridtrt.runtime.submission import Submission
 
 
 @dataclass(frozen=True)
 class Ask:
     """A request that has been checked as far as its own values go; the engine checks them against its limits."""
 
-    sampling: SamplingParams
-    text: str | None = None
-    messages: str | None = None
-    input_ids: tuple[int, ...] | None = None
+    submission: Submission  # without id and tag
     stream: bool = False
-    echo: bool = False  # the prompt precedes the output, as exclude_input_in_output=false asks for
+    echo: bool = False  # the prompt precedes each answer, as exclude_input_in_output=false asks for
     count_input: bool = False
     count_output: bool = False
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.submission.sampling
 
 
 @dataclass(frozen=True)
@@ -32,17 +37,45 @@ class Stop:
     """Not a request of its own: cancel those that carry the same request id."""
 
 
-NOTHING = Ask(SamplingParams())
+NOTHING = Ask(Submission(""))
+
+
+@dataclass
+class Answer:
+    """What the responses so far have carried of one answer."""
+
+    responses: int = 0
+    tokens: int = 0
+    cum_log_prob: float = 0.0
 
 
 @dataclass
 class Progress:
-    """What a request's earlier responses have carried."""
+    """What the responses so far have carried of a request."""
 
-    responses: int = 0
-    tokens: int = 0
     prompt_tokens: int = 0
-    cum_log_prob: float = 0.0
+    answers: defaultdict[int, Answer] = field(default_factory=lambda: defaultdict(Answer))
+
+    def add(self, reply: Reply) -> Answer:
+        answer = self.answers[reply.index]
+        answer.responses += 1
+        answer.tokens += len(reply.token_ids)
+        answer.cum_log_prob += sum(reply.log_probs)
+        self.prompt_tokens = reply.num_prompt_tokens or self.prompt_tokens
+        return answer
+
+
+# The inputs that set fields of `SamplingParams`, where both models have the same ones.
+INTEGERS = {
+    "min_tokens": "min_tokens",
+    "n": "num_return_sequences",
+    "end_id": "end_id",
+    "top_log_probs": "top_log_probs",
+    "prompt_log_probs": "prompt_log_probs",
+    "stream_interval": "stream_interval",
+}
+NUMBERS = ("temperature", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+TEXTS = {"guide_type": "guided_decoding_guide_type", "guide": "guided_decoding_guide"}
 
 
 class Interface(ABC):
@@ -57,55 +90,59 @@ class Interface(ABC):
         """Raises: RequestError: a value that is missing, wrong or not supported."""
 
     @abstractmethod
-    def content(self, ask: Ask, reply: Reply, first: bool) -> Tensors:
-        """The tensors of the new tokens; `first`: of the request's first response."""
+    def content(self, ask: Ask, replies: Sequence[Reply], echo: Sequence[bool]) -> Tensors:
+        """The tensors of the new tokens, one row a reply; `echo`: whether the prompt precedes them."""
 
     @abstractmethod
     def is_worth_sending(self, reply: Reply) -> bool:
         """Whether an unfinished reply has something that the client can use."""
 
-    def render(self, ask: Ask, reply: Reply, progress: Progress) -> Tensors:
-        """The tensors of a response, `[batch 1, ...]`, and the progress brought up to it."""
-        if reply.num_prompt_tokens is not None:
-            progress.prompt_tokens = reply.num_prompt_tokens
-        progress.tokens += len(reply.token_ids)
-        progress.cum_log_prob += sum(reply.log_probs)
-        tensors = dict(self.content(ask, reply, progress.responses == 0))
+    def render(self, ask: Ask, replies: Sequence[Reply], progress: Progress) -> Tensors:
+        """The tensors of a response, `[batch 1, answers, ...]`: a reply to each answer. The progress counts it."""
+        answers = [progress.add(reply) for reply in replies]
+        tensors = dict(self.content(ask, replies, [ask.echo and answer.responses == 1 for answer in answers]))
+        if ask.sampling.n > 1:
+            tensors["sequence_index"] = row([reply.index for reply in replies], np.int32)
+        if all(reply.finish_reason for reply in replies):
+            tensors["finish_reason"] = row([str(reply.finish_reason).encode() for reply in replies], np.object_)
+        tensors |= log_prob_tensors(ask.sampling, replies)
         if ask.sampling.return_log_probs:
-            tensors["output_log_probs"] = row([reply.log_probs], np.float32)
-            tensors["cum_log_probs"] = row([progress.cum_log_prob], np.float32)
-        if reply.finish_reason is not None:
-            tensors["finish_reason"] = row([reply.finish_reason.encode()], np.object_)
+            tensors["cum_log_probs"] = row([answer.cum_log_prob for answer in answers], np.float32)
         if ask.count_input:
             tensors["num_input_tokens"] = row([progress.prompt_tokens], np.int32)
         if ask.count_output:
-            tensors["num_output_tokens"] = row([progress.tokens], np.int32)
-        progress.responses += 1
+            tensors["num_output_tokens"] = row([answer.tokens for answer in answers], np.int32)
         return tensors
 
-    def sampling(self, inputs: Inputs, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
-        """Raises: RequestError: a value that is missing or contradicts another."""
-        max_tokens = inputs.integer(self.max_tokens_input)
-        if max_tokens is None:
+    def submission(self, inputs: Inputs, own: Mapping[str, Any], **fields: Any) -> Submission:
+        """What goes to the engine: `fields` of the submission, the model's `own` of `SamplingParams`, and the rest.
+
+        Raises:
+            RequestError: a value that is missing or contradicts another.
+        """
+        sampling = {
+            "max_tokens": inputs.integer(self.max_tokens_input),
+            "top_k": inputs.integer(self.top_k_input),
+            "top_p": inputs.number(self.top_p_input),
+            "seed": _seed(inputs),
+            "return_log_probs": inputs.flag("return_log_probs"),
+            **{name: inputs.integer(source) for name, source in INTEGERS.items()},
+            **{name: inputs.number(name) for name in NUMBERS},
+            **{name: inputs.text(source) or None for name, source in TEXTS.items()},
+            **own,
+        }
+        if sampling["max_tokens"] is None:
             raise RequestError(f"{self.max_tokens_input} is missing")
-        seed, alias = inputs.integer("seed"), inputs.integer("random_seed")
-        if seed is not None and alias is not None and seed != alias:
-            raise RequestError(f"seed={seed} and random_seed={alias} contradict each other")
-        return SamplingParams(
-            max_tokens=max_tokens,
-            temperature=inputs.number("temperature"),
-            top_k=inputs.integer(self.top_k_input),
-            top_p=inputs.number(self.top_p_input),
-            seed=alias if seed is None else seed,
-            stop_token_ids=stop_token_ids,
-            stop_words=inputs.texts("stop_words"),
-            end_id=inputs.integer("end_id"),
-            return_log_probs=inputs.flag("return_log_probs"),
-        )
+        request = {
+            "priority": inputs.number("priority"),
+            "allotted_time_ms": inputs.integer("allotted_time_ms"),
+            "cache_salt": inputs.text("cache_salt"),
+        }
+        return Submission("", sampling=SamplingParams(**_given(sampling)), **_given(request), **fields)
 
 
 def merge(replies: Sequence[Reply]) -> Reply:
-    """Consecutive replies to one request as one."""
+    """Consecutive replies to one request, all of one answer, as one."""
     last = replies[-1]
     return Reply(
         request_id=last.request_id,
@@ -114,6 +151,21 @@ def merge(replies: Sequence[Reply]) -> Reply:
         log_probs=tuple(value for reply in replies for value in reply.log_probs),
         finish_reason=last.finish_reason,
         error=last.error,
+        index=last.index,
+        more=last.more,
+        top_log_probs=tuple(top for reply in replies for top in reply.top_log_probs),
+        prompt_log_probs=tuple(place for reply in replies for place in reply.prompt_log_probs),
         code=last.code,
         num_prompt_tokens=next((r.num_prompt_tokens for r in replies if r.num_prompt_tokens is not None), None),
     )
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _seed(inputs: Inputs) -> int | None:
+    seed, alias = inputs.integer("seed"), inputs.integer("random_seed")
+    if seed is not None and alias is not None and seed != alias:
+        raise RequestError(f"seed={seed} and random_seed={alias} contradict each other")
+    return alias if seed is None else seed

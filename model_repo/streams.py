@@ -54,7 +54,7 @@ class Stream:
             if self._finished:
                 return False
             self._come.append(reply)
-            self._finished = reply.finish_reason is not None
+            self._finished = reply.ends_request
             if self._queued or not (self._finished or self.ask.stream):
                 return False
             self._queued = True
@@ -64,14 +64,15 @@ class Stream:
         """Send what has come. Never raises; a failure ends the stream."""
         with self._lock:
             replies, self._come, self._queued = self._come, [], False
+            final = self._finished
         if not replies or self.ended:
             return
         with self._sending:
             try:
-                self._send(merge(replies))
+                self._send(replies, final)
             except Exception as error:
                 log.exception("a response could not be sent")
-                self._end(f"the response could not be sent: {error}", "internal")
+                self._fail(f"the response could not be sent: {error}", "internal")
 
     def poll_cancelled(self) -> bool:
         """True once, when the client has gone."""
@@ -81,29 +82,46 @@ class Stream:
             self.cancelled = self._responder.is_cancelled()
             return self.cancelled
 
-    def _send(self, reply: Reply) -> None:
-        final = reply.finish_reason is not None
-        if reply.error is not None:
-            self.finish_reason = "error"
-            self._end(reply.error, reply.code or "internal")
-        elif final or self.interface.is_worth_sending(reply):
-            self._responder.send(self.interface.render(self.ask, reply, self._progress), final)
-            if final:
-                self.finish_reason = str(reply.finish_reason)
-                self._end()
-        else:
-            with self._lock:
-                self._come.insert(0, reply)  # it goes with the next one
-
-    def _end(self, error: str | None = None, code: ErrorCode = "internal") -> None:
-        if self.ended:
+    def _send(self, replies: list[Reply], final: bool) -> None:
+        if failed := next((reply for reply in replies if reply.error is not None), None):
+            self._fail(str(failed.error), failed.code or "internal")
             return
-        self.ended = True
+        responses = self._responses(replies)
+        for i, response in enumerate(responses, 1):
+            tensors = self.interface.render(self.ask, response, self._progress)
+            self._responder.send(tensors, final and i == len(responses))
+        if final:
+            self._end(str(replies[-1].finish_reason))
+
+    def _responses(self, replies: list[Reply]) -> list[list[Reply]]:
+        """A stream's responses carry one answer each; otherwise the only one carries all of them."""
+        by_answer: dict[int, list[Reply]] = {}
+        for reply in replies:
+            by_answer.setdefault(reply.index, []).append(reply)
+        merged = [merge(by_answer[index]) for index in sorted(by_answer)]
+        if not self.ask.stream:
+            return [merged]
+        useful: list[list[Reply]] = []
+        useless: list[Reply] = []
+        for reply in merged:
+            if reply.finish_reason or self.interface.is_worth_sending(reply):
+                useful.append([reply])
+            else:
+                useless.append(reply)
+        with self._lock:
+            self._come[:0] = useless  # they go with the next ones
+        return useful
+
+    def _fail(self, error: str, code: ErrorCode) -> None:
         try:
-            if error is not None:
-                self._responder.fail(error, code)
-        finally:
-            self._done(self)
+            self._responder.fail(error, code)
+        except Exception:
+            log.exception("an error could not be sent")
+        self._end("error")
+
+    def _end(self, reason: str) -> None:
+        self.ended, self.finish_reason = True, reason
+        self._done(self)
 
 
 class Senders:

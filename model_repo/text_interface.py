@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hybridtrt.model_repo.inputs import Inputs, RequestError, Tensors, row
@@ -21,19 +23,26 @@ class TextInterface(Interface):
         echo = not inputs.flag("exclude_input_in_output", default=True)
         if echo and messages is not None:
             raise RequestError("exclude_input_in_output=false is not supported with messages")
+        own = {name: tuple(word for word in inputs.texts(name) if word) for name in ("stop_words", "bad_words")}
         return Ask(
-            sampling=self.sampling(inputs),
-            text=text,
-            messages=messages,
+            self.submission(inputs, own, text=text, messages=messages, logit_bias_words=_biased_words(inputs)),
             stream=inputs.flag("stream"),
             echo=echo,
             count_input=inputs.flag("return_num_input_tokens"),
             count_output=inputs.flag("return_num_output_tokens"),
         )
 
-    def content(self, ask: Ask, reply: Reply, first: bool) -> Tensors:
-        prompt = ask.text if ask.echo and first and ask.text else ""
-        return {"text_output": row([(prompt + reply.text).encode()], np.object_)}
+    def content(self, ask: Ask, replies: Sequence[Reply], echo: Sequence[bool]) -> Tensors:
+        prompt = ask.submission.text or ""
+        texts = [prompt * echoed + reply.text for reply, echoed in zip(replies, echo, strict=True)]
+        return {"text_output": row([text.encode() for text in texts], np.object_)}
 
     def is_worth_sending(self, reply: Reply) -> bool:
         return bool(reply.text)
+
+
+def _biased_words(inputs: Inputs) -> tuple[tuple[str, float], ...]:
+    words, weights = inputs.texts("embedding_bias_words"), inputs.numbers("embedding_bias_weights")
+    if len(words) != len(weights):
+        raise RequestError(f"embedding_bias_words are {len(words)} and embedding_bias_weights {len(weights)}")
+    return tuple((word, weight) for word, weight in zip(words, weights, strict=True) if word)
