@@ -16,8 +16,11 @@ import hybridtrt
 from hybridtrt.build import build as build_module
 from hybridtrt.build.build import build, default_build_config
 from hybridtrt.build.engine import BuildConfig, is_engine, read_engine_config
+from hybridtrt.build.inspect import inspect
+from hybridtrt.cli import main
 from hybridtrt.converters.convert import convert
 from hybridtrt.converters.describe import describe
+from hybridtrt.plugins.caches import DTYPE_BYTES, PageSpec, StateSpec
 from hybridtrt.runtime.load import load_runner
 
 LIMITS = BuildConfig(max_batch_size=3, max_num_tokens=50, max_seq_len=200, tokens_per_block=16)
@@ -132,6 +135,57 @@ def test_a_step_holds_one_token_of_every_sequence() -> None:
         BuildConfig(max_batch_size=9, max_num_tokens=8)
     with pytest.raises(ValueError, match="target 'gpu' is not known; known: cpu"):
         BuildConfig(target="gpu")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float8_e4m3fn", "int8", "half", ""])
+def test_caches_of_fewer_bits_are_refused(dtype: str) -> None:
+    known = "is not one of float32, bfloat16, float16"
+    with pytest.raises(ValueError, match=f"state_dtype='{dtype}' {known}: a state adds up every token"):
+        BuildConfig(state_dtype=dtype)
+    with pytest.raises(ValueError, match=f"kv_cache_dtype='{dtype}' {known}"):
+        BuildConfig(kv_cache_dtype=dtype)
+
+
+@pytest.mark.parametrize(("state", "kv"), [("float32", "float32"), ("bfloat16", "float16"), ("float16", "bfloat16")])
+def test_dtypes_of_caches_by_option(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], state: str, kv: str
+) -> None:
+    """They reach the plan, the layer table and the pools; of half precision only bfloat16 comes without a warning."""
+    arguments = [str(checkpoint), "-o", str(tmp_path / "engine"), "--state-dtype", state, "--kv-cache-dtype", kv]
+    assert main(["build", *arguments]) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    assert len(warnings) == (state == "float16")
+    assert all("float16 overflow beyond 65504" in line for line in warnings)
+    runner, config = load_runner(tmp_path / "engine"), read_engine_config(tmp_path / "engine")
+    assert (config.build.state_dtype, config.build.kv_cache_dtype) == (state, kv)
+    assert {type(spec): spec.dtype for spec in runner.info.caches} == {StateSpec: state, PageSpec: kv}
+    full, report = describe(config.model), inspect(tmp_path / "engine")
+    assert report.summary.state_bytes * 4 == full.state_bytes * DTYPE_BYTES[state]
+    assert report.memory is not None
+    assert report.memory.state_bytes == report.memory.num_slots * report.summary.state_bytes
+    assert main(["inspect", str(tmp_path / "engine")]) == 0
+    assert f"state_dtype {state}, kv_cache_dtype {kv}" in capsys.readouterr().out
+
+
+def test_an_engine_from_before_there_were_dtypes_of_caches(engine: Path) -> None:
+    path = engine / "config.json"
+    data = json.loads(path.read_text())
+    for name in ("state_dtype", "kv_cache_dtype"):
+        del data["build_config"][name]
+    path.write_text(json.dumps(data))
+    assert read_engine_config(engine).build == LIMITS
+
+
+def test_pages_by_group_with_their_rings(tmp_path: Path) -> None:
+    """A window of 8 and steps of 20 tokens in pages of 16: at most the pages of 27 tokens, which begin anywhere."""
+    convert(tiny_checkpoint("gemma3_text"), tmp_path / "checkpoint")
+    build(tmp_path / "checkpoint", tmp_path / "engine", replace(LIMITS, max_num_tokens=20))
+    text = inspect(tmp_path / "engine").render()
+    config = read_engine_config(tmp_path / "engine")
+    size = {name: pool.num_bytes for name, pool in config.memory().groups.items()}
+    window = f"window_8 10, 3 a sequence for a window of 8 tokens: {size['window_8']:,} bytes"
+    assert window in text
+    assert f"full_attention 40, 13 a sequence: {size['full_attention']:,} bytes" in text
 
 
 def test_sequences_are_no_longer_than_the_models_positions(tmp_path: Path) -> None:
