@@ -42,18 +42,18 @@ class Report:
             lines += [
                 f"build                 {limits}",
                 f"memory when full      {self.memory.total_bytes:,} bytes: weights {self.memory.weight_bytes:,} (as "
-                f"stored), pages {self.memory.page_bytes:,}, states {self.memory.state_bytes:,}",
+                f"stored), pages {self.memory.page_bytes:,}, states {self.memory.state_bytes:,} in "
+                f"{self.memory.num_slots:,} slots",
                 *(_pages(name, pool) for name, pool in self.memory.groups.items()),
-                f"state slots           {self.memory.num_slots:,}, as many for prefixes as for sequences",
                 f"one decoded token     {self.decode_flops:,} operations, {self.decode_bytes:,} bytes read and written",
             ]
         return "\n".join(lines)
 
 
 def _pages(name: str, pool: GroupPool) -> str:
-    kept = [f"a window of {pool.window} tokens"] * (pool.window is not None)
-    kept += [f"the first {pool.limit} tokens"] * (pool.limit is not None)
-    most = f"{pool.pages_per_sequence:,} a sequence" + (f" for {' and '.join(kept)}" if kept else "")
+    kept = "" if pool.window is None else f" for a window of {pool.window:,} tokens"
+    kept += "" if pool.limit is None else f" for the first {pool.limit:,} tokens"
+    most = f"at most {pool.pages_per_sequence:,} a sequence{kept}"
     return f"pages                 {name} {pool.num_pages:,}, {most}: {pool.num_bytes:,} bytes"
 
 

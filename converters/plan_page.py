@@ -24,8 +24,8 @@ def render_plan(plan: Plan) -> str:
         f"total includes {RUNTIME_BYTES / 1e9:g} GB for the CUDA context and the libraries; `sequences` is how many of "
         "this length fit",
         "EP of the TP ranks divide the experts, each expert is divided among TP / EP of them",
-        f"KV is kept in {options.kv_cache_dtype or plan.dtype}, states in {options.state_dtype}, of a sequence and of "
-        "one snapshot for each",
+        f"KV is kept in {options.kv_cache_dtype or plan.dtype}, states in {options.state_dtype}; there are as many "
+        "snapshots of states as sequences",
         *(
             f"KV {group}: {pages:,} pages of {TOKENS_PER_BLOCK} tokens a sequence at most"
             for group, pages in plan.pages.items()

@@ -183,9 +183,9 @@ def test_pages_by_group_with_their_rings(tmp_path: Path) -> None:
     text = inspect(tmp_path / "engine").render()
     config = read_engine_config(tmp_path / "engine")
     size = {name: pool.num_bytes for name, pool in config.memory().groups.items()}
-    window = f"window_8 10, 3 a sequence for a window of 8 tokens: {size['window_8']:,} bytes"
+    window = f"window_8 10, at most 3 a sequence for a window of 8 tokens: {size['window_8']:,} bytes"
     assert window in text
-    assert f"full_attention 40, 13 a sequence: {size['full_attention']:,} bytes" in text
+    assert f"full_attention 40, at most 13 a sequence: {size['full_attention']:,} bytes" in text
 
 
 def test_sequences_are_no_longer_than_the_models_positions(tmp_path: Path) -> None:
