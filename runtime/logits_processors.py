@@ -74,8 +74,11 @@ class Penalties(LogitsProcessor):
 
     def apply(self, logits: Logits) -> None:
         values = logits[self._ids]
-        values = np.where(values < 0, values * self._repetition, values / self._repetition)
-        logits[self._ids] = values - self._presence * (self._counts > 0) - self._frequency * self._counts
+        if self._repetition != 1:
+            values = np.where(values < 0, values * self._repetition, values / self._repetition)
+        if self._presence or self._frequency:
+            values -= self._presence * (self._counts > 0) + self._frequency * self._counts
+        logits[self._ids] = values
 
 
 class BadWords(LogitsProcessor):

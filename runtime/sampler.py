@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hybridtrt.plugins.sample import SampleParams
 from hybridtrt.plugins.sample.cpu import largest, sample
-from hybridtrt.plugins.sample.reference import greedy, log_probs
+from hybridtrt.plugins.sample.reference import greedy, log_normalizer
 from hybridtrt.runtime.request import SamplingParams, TopLogProbs
 from hybridtrt.runtime.sequence import Sequence
 
@@ -114,9 +114,10 @@ def _wants_log_probs(params: SamplingParams) -> bool:
 
 def _row_log_probs(row: F32, token: int, count: int) -> tuple[float, TopLogProbs]:
     """The log-probability of a token under a row of logits `[V]`, and those of the `count` best tokens."""
-    if not np.isfinite(row.max()):
-        return math.nan, ()
-    best = largest(row, min(count, len(row))) if count else np.array([], np.int64)
-    best = best[np.argsort(-row[best], kind="stable")]
-    chosen, *others = log_probs(row, np.append(token, best)).tolist()
-    return chosen, tuple(zip(best.tolist(), others, strict=True))
+    normalizer = log_normalizer(row)
+    top: TopLogProbs = ()
+    if count and not math.isnan(normalizer):
+        best = largest(row, min(count, len(row)))
+        best = best[np.argsort(-row[best], kind="stable")]
+        top = tuple((token, logit - normalizer) for token, logit in zip(best.tolist(), row[best].tolist(), strict=True))
+    return float(row[token]) - normalizer, top

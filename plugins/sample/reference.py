@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,14 +44,13 @@ def greedy(logits: F32) -> Sampled:
     return Sampled(tokens, np.isfinite(best))  # argmax finds a NaN if there is one
 
 
-def log_probs(logits: F32, ids: NDArray[np.int64]) -> F64:
-    """Natural log-probabilities `[K]` of the tokens `ids` [K] under the softmax of one row of `logits` [V].
+def log_normalizer(logits: F32) -> float:
+    """The logarithm of the sum of the exponentials of a row of `logits` [V]; NaN if its maximum is not finite.
 
-    They are NaN where the row has no finite maximum.
+    A logit less this number is the natural log-probability of its token.
     """
-    with np.errstate(invalid="ignore"):
-        shifted = logits - logits.max()
-        return np.asarray(shifted[ids].astype(np.float64) - np.log(np.exp(shifted).sum(dtype=np.float64)))
+    best = float(logits.max())
+    return best + math.log(np.exp(logits - best).sum(dtype=np.float64)) if math.isfinite(best) else math.nan
 
 
 def scale(logits: F32, temperature: F64 | float) -> F32:
