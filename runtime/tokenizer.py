@@ -11,19 +11,19 @@ from typing import Any
 class Tokenizer:
     """Wraps a tokenizer of transformers. Threads may share it.
 
-    `decode` skips special tokens, whose ids are `special_ids`.
+    `decode` skips special tokens, whose ids are `special_ids`. `backend` is the fast tokenizer that decodes, or None.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self.special_ids = _special_ids(tokenizer)
         self.bos_token_id: int | None = tokenizer.bos_token_id
-        self._fast = getattr(tokenizer, "backend_tokenizer", None)
-        if self._fast is not None:  # settings of training, which `encode` would switch off while others decode
-            self._fast.no_truncation()
-            self._fast.no_padding()
+        self.backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        if self.backend is not None:  # settings of training, which `encode` would switch off while others decode
+            self.backend.no_truncation()
+            self.backend.no_padding()
         if getattr(tokenizer, "clean_up_tokenization_spaces", False):
-            self._fast = None  # the clean-up is not a part of the fast tokenizer
+            self.backend = None  # the clean-up is not a part of the fast tokenizer
 
     def encode(self, text: str | bytes, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of a prompt with the special tokens that it adds; BOS once, also when the text brings it.
@@ -49,8 +49,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids without special tokens."""
-        if self._fast is not None:
-            return str(self._fast.decode(ids, skip_special_tokens=True))
+        if self.backend is not None:
+            return str(self.backend.decode(ids, skip_special_tokens=True))
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def _without_double_bos(self, ids: list[int]) -> tuple[int, ...]:

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as Backend
-from tokenizers_for_tests import CORPUS, byte_fallback, byte_level
+from tokenizers_for_tests import CORPUS, byte_fallback, byte_level, token_bytes
 
 from hybridtrt.runtime.detokenizer import BROKEN, Detokenizer
 from hybridtrt.runtime.stop_words import StopWords
@@ -35,16 +34,6 @@ def stream(kind: str, ids: Sequence[int], prompt_length: int) -> tuple[list[str]
     detokenizer = Detokenizer(TOKENIZERS[kind].decode, ids[:prompt_length], SPECIAL_IDS[kind])
     pieces = [detokenizer.push(token) for token in ids[prompt_length:]]
     return pieces, detokenizer.flush()
-
-
-def token_bytes(backend: Backend, token: str) -> bytes:
-    """What one token stands for, by the published tables of byte-level BPE and byte fallback."""
-    if "ByteFallback" in str(backend.decoder):
-        return bytes([int(token[3:5], 16)]) if token.startswith("<0x") else token.replace("▁", " ").encode()
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-    return bytes(table[char] for char in token)
 
 
 def test_tokens_of_the_byte_level_tokenizer_end_inside_characters() -> None:

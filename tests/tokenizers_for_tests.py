@@ -55,6 +55,16 @@ def byte_fallback() -> Tokenizer:
     return tokenizer
 
 
+def token_bytes(backend: Tokenizer, token: str) -> bytes:
+    """What one token stands for, by the published tables of byte-level BPE and byte fallback."""
+    if "ByteFallback" in str(backend.decoder):
+        return bytes([int(token[3:5], 16)]) if token.startswith("<0x") else token.replace("▁", " ").encode()
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    return bytes(table[char] for char in token)
+
+
 def with_bos(tokenizer: Tokenizer) -> Tokenizer:
     """A copy that puts <s> before every text."""
     copy = Tokenizer.from_str(tokenizer.to_str())
