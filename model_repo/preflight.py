@@ -19,7 +19,7 @@ SHM = Path("/dev/shm")
 MIN_SHM_BYTES = 32 << 20
 
 
-class ServeError(Exception):
+class ServeError(ValueError):
     """Why the server cannot run, in one line."""
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from hybridtrt.model_repo.preflight import (
 from hybridtrt.model_repo.repository import MODELS, ModelSettings, write_repository
 from hybridtrt.model_repo.state import State, default_folder
 from hybridtrt.runtime.client import EngineClient
+from hybridtrt.runtime.run_options import RunOptions
 
 CHECK_SECONDS = 0.1
 PROGRESS_SECONDS = 5.0
@@ -42,8 +43,7 @@ class ServeOptions:
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
-    threads: int | None = None  # compute threads of the engine process
-    kv_cache_tokens: int | None = None  # tokens that the KV pages of one group hold
+    run: RunOptions = field(default_factory=RunOptions)  # of the engine process, which checks them
     state_dir: Path | None = None  # default: one for each user and HTTP port
     drain_seconds: float = 5.0  # how long running requests may go on when the server stops
     max_restarts: int = 5  # within `restart_seconds`; more of them end the server
@@ -51,10 +51,6 @@ class ServeOptions:
     runner_factory: str | None = None  # "module:function", called with the engine folder instead of loading it (tests)
 
     def __post_init__(self) -> None:
-        for name in ("threads", "kv_cache_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ServeError(f"{name}={value} is not positive")
         if not self.engine_dir.is_dir():
             raise ServeError(f"{self.engine_dir} is not an engine folder")
 
@@ -138,10 +134,9 @@ class Processes:
         options = self.options
         command = [sys.executable, "-P", "-m", "hybridtrt.runtime.engine_process", "--exit-with-parent"]
         command += ["--engine", str(options.engine_dir), "--socket", str(self.state.socket)]
-        command += ["--drain-seconds", str(options.drain_seconds)]
-        for name in ("threads", "kv_cache_tokens", "runner_factory"):
-            if (value := getattr(options, name)) is not None:
-                command += [f"--{name.replace('_', '-')}", str(value)]
+        command += ["--drain-seconds", str(options.drain_seconds), *options.run.arguments()]
+        if options.runner_factory is not None:
+            command += ["--runner-factory", options.runner_factory]
         self.engine_ready = False
         self.engine = Child("engine", command, self.state.engine_log)
 

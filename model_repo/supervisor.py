@@ -1,9 +1,8 @@
-"""A running server: `with Server(ServeOptions(engine_dir)) as server:`, or `serve` for a command line."""
+"""A running server: `with Server(ServeOptions(engine_dir)) as server:`, or `run_server` for a command line."""
 
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from hybridtrt.model_repo.preflight import LOOPBACK, ServeError
 from hybridtrt.model_repo.processes import CHECK_SECONDS, Processes, ServeOptions, StoppedError
 
-__all__ = ["ServeError", "ServeOptions", "Server", "run_server", "serve"]
+__all__ = ["ServeError", "ServeOptions", "Server", "run_server"]
 
 
 class Server:
@@ -109,36 +108,3 @@ def run_server(options: ServeOptions, report: Callable[[str], None] = print) -> 
         pass
     if server.error is not None:
         raise server.error
-
-
-def serve(
-    engine_dir: str | Path,
-    http_port: int = 8000,
-    grpc_port: int = 8001,
-    metrics_port: int = 8002,
-    *,
-    threads: int | None = None,
-    kv_cache_tokens: int | None = None,
-    state_dir: str | Path | None = None,
-    drain_seconds: float = ServeOptions.drain_seconds,
-) -> int:
-    """Serve an engine folder on loopback until SIGTERM or SIGINT; see `ServeOptions`.
-
-    Returns an exit status; what went wrong is one line on stderr.
-    """
-    try:
-        options = ServeOptions(
-            Path(engine_dir),
-            http_port,
-            grpc_port,
-            metrics_port,
-            threads=threads,
-            kv_cache_tokens=kv_cache_tokens,
-            state_dir=Path(state_dir) if state_dir else None,
-            drain_seconds=drain_seconds,
-        )
-        run_server(options, lambda line: print(line, flush=True))
-    except ServeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0

@@ -19,13 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hybridtrt.runtime.engine import Engine
 from hybridtrt.runtime.engine_thread import EngineThread, LoadedEngine
-from hybridtrt.runtime.load import RuntimeOptions, load_runner
+from hybridtrt.runtime.load_engine import load_engine
 from hybridtrt.runtime.protocol import EngineInfo
 from hybridtrt.runtime.request import Output
+from hybridtrt.runtime.run_options import RunOptions
 from hybridtrt.runtime.server import EngineServer, ServerLimits
-from hybridtrt.runtime.tokenizer import load_tokenizer
 
 log = logging.getLogger("hybridtrt.engine")
 FLUSH_SECONDS = 1.0
@@ -119,7 +118,7 @@ async def _watch_parent(parent: int, stop: asyncio.Future[str | None]) -> None:
     finish(stop, f"process {parent}, which started the engine, has ended")
 
 
-def open_engine(engine_dir: Path, options: RuntimeOptions, runner_factory: str | None = None) -> LoadedEngine:
+def open_engine(engine_dir: Path, options: RunOptions, runner_factory: str | None = None) -> LoadedEngine:
     """The engine in a folder, with its tokenizer.
 
     `runner_factory`, "module:function", is called with the folder instead of loading the engine's own runner.
@@ -127,25 +126,26 @@ def open_engine(engine_dir: Path, options: RuntimeOptions, runner_factory: str |
     Raises:
         ValueError: the engine or the tokenizer cannot be loaded.
     """
-    if runner_factory is None:
-        runner = load_runner(engine_dir, options)
-    else:
+    make_runner = None
+    if runner_factory is not None:
         module, _, function = runner_factory.partition(":")
-        runner = getattr(importlib.import_module(module), function)(engine_dir)
-    tokenizer = load_tokenizer(engine_dir)
-    if tokenizer is not None:
-        tokenizer.encode("a")  # the first call changes settings, which a decode on another thread would collide with
+        make_runner = getattr(importlib.import_module(module), function)
+    engine = load_engine(engine_dir, options, make_runner)
+    if engine.tokenizer is not None:
+        engine.tokenizer.encode(
+            "a"
+        )  # the first call changes settings, which a decode on another thread would collide with
     info = EngineInfo(
-        vocab_size=runner.info.vocab_size,
-        max_batch_size=runner.info.max_batch_size,
-        max_num_tokens=runner.info.max_num_tokens,
-        max_seq_len=runner.info.max_seq_len,
-        page_size=runner.info.page_size,
-        num_slots=runner.info.num_slots,
-        num_pages=dict(runner.info.num_pages),
-        has_tokenizer=tokenizer is not None,
+        vocab_size=engine.info.vocab_size,
+        max_batch_size=engine.info.max_batch_size,
+        max_num_tokens=engine.info.max_num_tokens,
+        max_seq_len=engine.info.max_seq_len,
+        page_size=engine.info.page_size,
+        num_slots=engine.info.num_slots,
+        num_pages=dict(engine.info.num_pages),
+        has_tokenizer=engine.tokenizer is not None,
     )
-    return LoadedEngine(Engine(runner, tokenizer), info, tokenizer)
+    return LoadedEngine(engine, info, engine.tokenizer)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -153,8 +153,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m hybridtrt.runtime.engine_process", description=__doc__)
     parser.add_argument("--engine", type=Path, required=True, help="engine folder")
     parser.add_argument("--socket", type=Path, required=True, help="path of the Unix socket to listen on")
-    parser.add_argument("--threads", type=int, help="compute threads")
-    parser.add_argument("--kv-cache-tokens", type=int, help="tokens that the KV pages of one group hold")
+    RunOptions.add_arguments(parser)
     parser.add_argument("--max-queue-size", type=int, default=ServerLimits.max_queue_size, help="requests held at once")
     parser.add_argument("--drain-seconds", type=float, default=ServerLimits.drain_seconds, help="grace after SIGTERM")
     parser.add_argument("--exit-with-parent", action="store_true", help="exit when the process that started this ends")
@@ -168,9 +167,8 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sys.setswitchinterval(0.001)  # the socket's thread must get its turn between steps
     try:
-        options = RuntimeOptions(threads=args.threads, kv_cache_tokens=args.kv_cache_tokens)
         limits = ServerLimits(max_queue_size=args.max_queue_size, drain_seconds=args.drain_seconds)
-        opening = partial(open_engine, args.engine, options, args.runner_factory)
+        opening = partial(open_engine, args.engine, RunOptions.of(args), args.runner_factory)
         return asyncio.run(run(opening, args.socket, limits, parent))
     except Exception as error:
         log.debug("could not start", exc_info=True)

@@ -29,9 +29,10 @@ from hybridtrt.build.engine import BuildConfig, read_engine_config
 from hybridtrt.cli import main
 from hybridtrt.converters.checkpoint import load_checkpoint
 from hybridtrt.converters.describe import describe, render
+from hybridtrt.model_repo.supervisor import ServeOptions
 from hybridtrt.runtime.engine import Engine
-from hybridtrt.runtime.load import RuntimeOptions
 from hybridtrt.runtime.request import SamplingParams
+from hybridtrt.runtime.run_options import RunOptions
 from hybridtrt.runtime.tokenizer import load_tokenizer
 from hybridtrt.runtime.verify import THRESHOLDS, agreeing_tokens
 
@@ -52,7 +53,7 @@ OPTIONS = {
     "generate": ("--prompt", "--input-ids", "--max-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json"),
     "verify": ("--threshold", "--report", "--json"),
     "bench": ("--batch", "--prompt", "--new", "--threads", "--json"),
-    "serve": ("--http-port", "--grpc-port", "--metrics-port"),
+    "serve": ("--http-port", "--grpc-port", "--metrics-port", "--state-dir", "--drain-seconds", "--swap-bytes"),
 }
 
 
@@ -231,6 +232,17 @@ def test_generated_text_without_json(command: Run, folders: Folders) -> None:
         (["--top-k", 3], "top_k", 3),
         (["--top-p", 0.25], "top_p", 0.25),
         (["--seed", 11], "seed", 11),
+        (["--min-tokens", 3], "min_tokens", 3),
+        (["--min-p", 0.125], "min_p", 0.125),
+        (["--repetition-penalty", 1.5], "repetition_penalty", 1.5),
+        (["--presence-penalty", -0.5], "presence_penalty", -0.5),
+        (["--frequency-penalty", 0.5], "frequency_penalty", 0.5),
+        (["--logit-bias", "5:-1.5", "--logit-bias", "7:2"], "logit_bias", ((5, -1.5), (7, 2.0))),
+        (["--bad-word", "a b", "--bad-word", "c"], "bad_words", ("a b", "c")),
+        (["--n", 3], "n", 3),
+        (["--log-probs"], "return_log_probs", True),
+        (["--top-log-probs", 2], "top_log_probs", 2),
+        (["--prompt-log-probs", 0], "prompt_log_probs", 0),
         (["--stop-word", "a b", "--stop-word", "c"], "stop_words", ("a b", "c")),
         (["--stop-token-id", 4, "--stop-token-id", 5], "stop_token_ids", (4, 5)),
         (["--ignore-eos"], "ignore_eos", True),
@@ -241,11 +253,89 @@ def test_each_sampling_option_arrives(
 ) -> None:
     calls = []
     monkeypatch.setattr(hybridtrt.runtime.generate, "generate", lambda *args: calls.append(args) or [])
-    command("generate", "engine", "--prompt", "a", *words, "--threads", 2, "--json")
+    command("generate", "engine", "--prompt", "a", *words, "--json")
     ((engine, prompts, params, options, on_output),) = calls
     assert (engine, prompts, on_output) == (Path("engine"), ["a"], None)
     assert asdict(params) == asdict(SamplingParams(max_tokens=32)) | {field: value}
-    assert options == RuntimeOptions(threads=2)
+    assert options == RunOptions()
+
+
+@pytest.mark.parametrize(
+    ("option", "guide_type", "guide"),
+    [
+        ("--json-schema", "json_schema", '{"type": "object"}'),
+        ("--regex", "regex", "[a-c]+"),
+        ("--grammar", "ebnf_grammar", 'root ::= "a"\n'),
+    ],
+)
+def test_guides_as_text_and_in_files(
+    command: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str, guide_type: str, guide: str
+) -> None:
+    """A schema or a grammar may be a file; an expression is always text."""
+    calls = []
+    monkeypatch.setattr(hybridtrt.runtime.generate, "generate", lambda *args: calls.append(args[2]) or [])
+    (tmp_path / "guide").write_text(guide)
+    for given in (guide, tmp_path / "guide"):
+        command("generate", "engine", "--prompt", "a", option, given)
+    text, file = calls
+    assert (text.guide_type, text.guide) == (guide_type, guide)
+    assert (file.guide_type, file.guide) == (guide_type, str(tmp_path / "guide") if option == "--regex" else guide)
+
+
+RUN_OPTIONS = (
+    (["--threads", 2], "threads", 2),
+    (["--kv-cache-tokens", 500], "kv_cache_tokens", 500),
+    (["--max-batch-size", 2], "max_batch_size", 2),
+    (["--max-num-tokens", 20], "max_num_tokens", 20),
+    (["--policy", "max_utilization"], "policy", "max_utilization"),
+    (["--swap-bytes", "2MiB"], "swap_bytes", 2 << 20),
+    (["--no-prefix-cache"], "enable_block_reuse", False),
+    (["--prefix-cache"], "enable_block_reuse", True),
+    (["--prefix-cache-bytes", "3MB"], "prefix_cache_bytes", 3_000_000),
+    (["--max-draft-tokens", 4], "max_draft_tokens", 4),
+)
+
+
+@pytest.mark.parametrize(("words", "field", "value"), RUN_OPTIONS)
+def test_each_option_of_a_run_arrives(
+    command: Run, monkeypatch: pytest.MonkeyPatch, words: list[Any], field: str, value: Any
+) -> None:
+    """In `generate` and in `serve`; it changes what is computed only where it must."""
+    calls: list[RunOptions] = []
+    monkeypatch.setattr(hybridtrt.runtime.generate, "generate", lambda *args: calls.append(args[3]) or [])
+    monkeypatch.setattr(hybridtrt.model_repo.supervisor, "run_server", lambda options, _: calls.append(options.run))
+    command("generate", "engine", "--prompt", "a", *words)
+    assert command("serve", ".", *words).status == 0
+    assert calls == [RunOptions(**{field: value})] * 2
+
+
+def test_options_of_a_run_do_not_change_the_tokens(command: Run, folders: Folders) -> None:
+    prompts = [word for start in range(5) for word in ("--input-ids", ",".join(str(start + i) for i in range(40)))]
+    words = ["generate", folders.engine, *prompts, "--max-tokens", 6, "--ignore-eos", "--json"]
+    expected = command(*words)
+    assert expected.status == 0
+    for option, _, _ in RUN_OPTIONS:
+        assert command(*words, *option) == expected, option
+
+
+def test_several_answers_with_log_probabilities(command: Run, folders: Folders) -> None:
+    """Each answer has its own tokens; of the prompt the log-probabilities of all tokens but the first."""
+    words = ["generate", folders.engine, "--input-ids", "5,6,7", "--max-tokens", 6, "--n", 2, "--temperature", 1]
+    words += ["--seed", 3, "--ignore-eos"]
+    asked = command(*words, "--log-probs", "--top-log-probs", 2, "--prompt-log-probs", 1, "--json").json["outputs"]
+    plain = command(*words, "--json").json["outputs"]
+    assert [answer["output_ids"] for answer in asked] == [answer["output_ids"] for answer in plain]
+    assert asked[0]["output_ids"] != asked[1]["output_ids"]
+    for answer in asked:
+        assert len(answer["log_probs"]) == len(answer["top_log_probs"]) == len(answer["output_ids"])
+        for token, value, top in zip(answer["output_ids"], answer["log_probs"], answer["top_log_probs"], strict=True):
+            assert len(top) == 2
+            assert value <= top[0][1]
+            assert dict(top).get(token, value) == value
+        assert len(answer["prompt_log_probs"]) == 2
+    assert set(plain[0]) == {"input_ids", "output_ids", "text", "finish_reason"}
+    shown = command(*words).out
+    assert [line[:3] for line in shown.splitlines() if re.match(r"\[\d\]", line)] == ["[0]", "[1]"]
 
 
 def test_a_prompt_that_fails_leaves_the_others_alone(command: Run, folders: Folders, tmp_path: Path) -> None:
@@ -376,13 +466,13 @@ def test_threads(command: Run, folders: Folders, words: tuple[Any, ...]) -> None
 
 def test_serve_passes_its_options_on(command: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(hybridtrt.model_repo.supervisor, "serve", lambda *args, **more: calls.append((args, more)) or 7)
-    assert command("serve", "engine").status == 7
+    monkeypatch.setattr(hybridtrt.model_repo.supervisor, "run_server", lambda options, _: calls.append(options))
+    assert command("serve", ".").status == 0
     ports = ["--http-port", 1, "--grpc-port", 2, "--metrics-port", 3]
-    command("serve", "engine", *ports, "--threads", 4, "--kv-cache-tokens", 5)
+    command("serve", ".", *ports, "--state-dir", "state", "--drain-seconds", 1.5)
     assert calls == [
-        ((Path("engine"), 8000, 8001, 8002), {"threads": None, "kv_cache_tokens": None}),
-        ((Path("engine"), 1, 2, 3), {"threads": 4, "kv_cache_tokens": 5}),
+        ServeOptions(Path()),
+        ServeOptions(Path(), 1, 2, 3, state_dir=Path("state"), drain_seconds=1.5),
     ]
 
 
@@ -422,7 +512,24 @@ def test_serve_passes_its_options_on(command: Run, monkeypatch: pytest.MonkeyPat
         ("generate engine --input-ids 1 --top-k=-1", "top_k=-1 must be"),
         ("generate engine --input-ids 1 --top-p 1.5", "top_p=1.5 must be"),
         ("generate engine --input-ids 1 --seed=-1", "seed=-1 must be"),
+        ("generate engine --input-ids 1 --min-p 2", "min_p=2.0 must be"),
+        ("generate engine --input-ids 1 --min-tokens=-1", "min_tokens=-1 must be"),
+        ("generate engine --input-ids 1 --repetition-penalty 0", "repetition_penalty=0.0 must be"),
+        ("generate engine --input-ids 1 --presence-penalty nan", "presence_penalty=nan must be"),
+        ("generate engine --input-ids 1 --logit-bias 384:1", "384"),
+        ("generate engine --input-ids 1 --n 0", "n=0 must be"),
+        ("generate engine --input-ids 1 --top-log-probs=-1", "top_log_probs=-1 must be"),
+        ("generate engine --input-ids 1 --json-schema nowhere", "json_schema"),
+        ("generate engine --input-ids 1 --regex (", "regex"),
+        ("generate engine --input-ids 1 --grammar engine", "ebnf_grammar"),
+        ("generate bare_engine --input-ids 1 --bad-word x", "need a tokenizer, and the engine has none"),
+        ("generate bare_engine --input-ids 1 --regex x", "tokenizer"),
         ("generate engine --input-ids 1 --threads 0", "threads=0 is not positive"),
+        ("generate engine --input-ids 1 --kv-cache-tokens 0", "kv_cache_tokens=0 is not positive"),
+        ("generate engine --input-ids 1 --max-draft-tokens=-1", "max_draft_tokens=-1 is negative"),
+        ("generate engine --input-ids 1 --max-batch-size 4", "max_batch_size=4 exceeds max_batch_size=3 of the engine"),
+        ("generate engine --input-ids 1 --max-num-tokens 0", "max_num_tokens=0"),
+        ("generate engine --input-ids 1 --policy best", "policy='best' is not one of guaranteed_no_evict, max_util"),
         ("verify nowhere engine", "nowhere is not a model folder: there is no config.json in it"),
         ("verify empty engine", "empty is not a model folder"),
         ("verify model nowhere", "nowhere is not an engine"),
@@ -473,6 +580,10 @@ def test_bad_input_is_one_line(command: Run, folders: Folders, tmp_path: Path, w
         "generate engine --input-ids 1,x",
         "generate engine --input-ids=",
         "generate engine --input-ids 1 --max-tokens many",
+        "generate engine --input-ids 1 --logit-bias 5",
+        "generate engine --input-ids 1 --logit-bias 5:x",
+        "generate engine --input-ids 1 --swap-bytes 5XB",
+        "generate engine --input-ids 1 --regex a --grammar b",
         "bench engine --batch 1,,2",
         "serve engine --json",
     ],

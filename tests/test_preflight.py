@@ -60,11 +60,9 @@ def test_a_missing_library_of_the_stub_is_named(tmp_path):
         preflight.check_stub(lonely, {})
 
 
-def test_options_are_checked(tmp_path):
+def test_options_are_checked():
     with pytest.raises(ServeError, match="nowhere is not an engine folder"):
         ServeOptions(Path("nowhere"))
-    with pytest.raises(ServeError, match="threads=0 is not positive"):
-        ServeOptions(tmp_path, threads=0)
 
 
 def test_the_state_folder_is_exclusive_and_cleans_up_after_a_crash(tmp_path):

@@ -11,6 +11,8 @@ from typing import Any
 import hybridtrt
 from hybridtrt import commands
 from hybridtrt.converters.config import DTYPES
+from hybridtrt.runtime.run_options import RunOptions
+from hybridtrt.sampling_options import add_sampling_options
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -87,17 +89,8 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--input-ids", action=_AppendInput, type=_integers, metavar="1,2,3", help="a prompt as tokens; may be repeated"
     )
-    one.add_argument("--max-tokens", type=int, default=32, help="tokens to generate at most")
-    one.add_argument("--temperature", type=float, help="sampling temperature; greedy without sampling options")
-    one.add_argument("--top-k", type=int, help="sample from the k best tokens")
-    one.add_argument("--top-p", type=float, help="sample from the smallest set of tokens with this probability")
-    one.add_argument("--seed", type=int, help="seed of the sampling; random without it")
-    one.add_argument(
-        "--stop-word", action="append", default=[], metavar="TEXT", help="end before this text; repeatable"
-    )
-    one.add_argument("--stop-token-id", action="append", type=int, default=[], metavar="ID", help="end at this token")
-    one.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
-    one.add_argument("--threads", type=int, help="compute threads")
+    add_sampling_options(one)
+    RunOptions.add_arguments(one)
     one.set_defaults(inputs=None)
 
     one = add(commands.verify)
@@ -132,8 +125,9 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument("--http-port", type=int, default=8000, help="HTTP port on loopback")
     one.add_argument("--grpc-port", type=int, default=8001, help="gRPC port on loopback")
     one.add_argument("--metrics-port", type=int, default=8002, help="metrics port on loopback")
-    one.add_argument("--threads", type=int, help="compute threads")
-    one.add_argument("--kv-cache-tokens", type=int, help="tokens in the KV pages; by default a full batch fits")
+    one.add_argument("--state-dir", type=Path, help="folder for socket and logs; by default one a user and HTTP port")
+    one.add_argument("--drain-seconds", type=float, default=5.0, help="how long requests may go on after SIGTERM")
+    RunOptions.add_arguments(one)
     return parser
 
 

@@ -14,7 +14,9 @@ def _print_json(data: Any) -> None:
 
 
 def _generation(output: Any) -> dict[str, Any]:
-    return {name: value for name, value in asdict(output).items() if name != "error" or value}
+    """The fields of one answer, without those that nobody asked for."""
+    optional = ("error", "log_probs", "top_log_probs", "prompt_log_probs")
+    return {name: value for name, value in asdict(output).items() if name not in optional or value}
 
 
 def convert(args: argparse.Namespace) -> int:
@@ -100,33 +102,25 @@ def inspect(args: argparse.Namespace) -> int:
 def generate(args: argparse.Namespace) -> int:
     """Generate from one or more prompts in one in-flight batch."""
     from hybridtrt.runtime.generate import generate
-    from hybridtrt.runtime.load import RuntimeOptions
-    from hybridtrt.runtime.request import Output, SamplingParams
+    from hybridtrt.runtime.request import Output
+    from hybridtrt.runtime.run_options import RunOptions
+    from hybridtrt.sampling_options import sampling_params
 
     if not args.inputs:
         raise ValueError("nothing to generate from: give --prompt TEXT or --input-ids 1,2,3, each as often as needed")
-    params = SamplingParams(
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        seed=args.seed,
-        stop_words=tuple(args.stop_word),
-        stop_token_ids=tuple(args.stop_token_id),
-        ignore_eos=args.ignore_eos,
-    )
-    stream = len(args.inputs) == 1 and not args.json
+    params = sampling_params(args)
+    stream = len(args.inputs) * params.n == 1 and not args.json
 
     def show(output: Output) -> None:
         print(output.text, end="", flush=True)
 
     prompts = [value for _, value in args.inputs]
-    outputs = generate(args.engine, prompts, params, RuntimeOptions(threads=args.threads), show if stream else None)
+    outputs = generate(args.engine, prompts, params, RunOptions.of(args), show if stream else None)
     if args.json:
         _print_json({"outputs": [_generation(output) for output in outputs]})
     for i, output in enumerate(outputs):
         if output.error:
-            print(f"error: prompt {i}: {output.error}", file=sys.stderr)
+            print(f"error: prompt {i // params.n}: {output.error}", file=sys.stderr)
         elif args.json:
             continue
         elif output.text is None:
@@ -198,13 +192,11 @@ def profile(args: argparse.Namespace) -> int:
 
 def serve(args: argparse.Namespace) -> int:
     """Serve an engine with Triton Inference Server on loopback."""
-    from hybridtrt.model_repo.supervisor import serve
+    from hybridtrt.model_repo.supervisor import ServeOptions, run_server
+    from hybridtrt.runtime.run_options import RunOptions
 
-    return serve(
-        args.engine,
-        args.http_port,
-        args.grpc_port,
-        args.metrics_port,
-        threads=args.threads,
-        kv_cache_tokens=args.kv_cache_tokens,
-    )
+    ports = args.http_port, args.grpc_port, args.metrics_port
+    run, drain_seconds = RunOptions.of(args), args.drain_seconds
+    options = ServeOptions(args.engine, *ports, run, state_dir=args.state_dir, drain_seconds=drain_seconds)
+    run_server(options, lambda line: print(line, flush=True))
+    return 0
