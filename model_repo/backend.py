@@ -95,7 +95,7 @@ class Model:
 
     def _start(self, request: Any, responder: TritonResponder) -> None:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        parameters = json.loads(request.parameters() or "{}")
+        parameters = {"timeout": request.timeout()} | json.loads(request.parameters() or "{}")
         ask = self.interface.parse(Inputs(tensors, parameters))
         tag = request.request_id() or str(parameters.get("id", ""))  # HTTP's generate has no other place for it
         if isinstance(ask, Stop):

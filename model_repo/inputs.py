@@ -35,7 +35,7 @@ NO_EFFECT = frozenset(
     ("early_stopping", "len_penalty", "length_penalty", "pad_id", "runtime_top_p_min", "runtime_top_p_reset_ids")
 )
 
-# Triton turns JSON fields that are no input into request parameters. Of these only `id` is a client's.
+# Triton turns JSON fields that are no input into request parameters. Of these only `id` and `timeout` are a client's.
 _KNOWN_PARAMETERS = ("id", "binary_data_output", "priority", "sequence_end", "sequence_id", "sequence_start", "timeout")
 
 
@@ -47,8 +47,8 @@ class Inputs:
     """Typed access to the tensors of one request. Every method raises `RequestError` and names the input."""
 
     def __init__(self, tensors: Tensors, parameters: Mapping[str, object] | None = None) -> None:
-        self._tensors = tensors
-        for name in parameters or {}:
+        self._tensors, self._parameters = tensors, parameters or {}
+        for name in self._parameters:
             if name not in _KNOWN_PARAMETERS and not name.startswith("triton_"):
                 raise RequestError(f"unknown input '{name}'")
         for name, neutral in UNSUPPORTED.items():
@@ -77,6 +77,14 @@ class Inputs:
     def text(self, name: str) -> str | None:
         value: str | None = self._single(name)
         return value
+
+    def allotted_time_ms(self) -> int | None:
+        """The input of that name, or else Triton's own `timeout` of a request, in microseconds, where 0 is none."""
+        timeout = self._parameters.get("timeout", 0)
+        if not isinstance(timeout, int) or timeout < 0:
+            raise RequestError(f"timeout={timeout!r} is not a number of microseconds")
+        allotted = self.integer("allotted_time_ms")
+        return math.ceil(timeout / 1000) if allotted is None and timeout else allotted
 
     def texts(self, name: str) -> tuple[str, ...]:
         """All strings of an input. Clients send "" for none."""

@@ -135,7 +135,7 @@ class Interface(ABC):
             raise RequestError(f"{self.max_tokens_input} is missing")
         request = {
             "priority": inputs.number("priority"),
-            "allotted_time_ms": inputs.integer("allotted_time_ms"),
+            "allotted_time_ms": inputs.allotted_time_ms(),
             "cache_salt": inputs.text("cache_salt"),
         }
         return Submission("", sampling=SamplingParams(**_given(sampling)), **_given(request), **fields)

@@ -211,6 +211,18 @@ def test_unknown_parameters_are_refused():
     Inputs({}, {"id": "x", "sequence_id": 0, "triton_enable_empty_final_response": True})
 
 
+def test_the_timeout_of_a_request_is_its_allotted_time():
+    """Triton's clients give it in microseconds, with 0 for none; the input of our own goes before it."""
+    inputs = tensors(text_input="a", max_tokens=1)
+    own = tensors(allotted_time_ms=7)
+    for timeout, more, expected in ((0, {}, None), (1500, {}, 2), (1500, own, 7)):
+        ask = TextInterface().parse(Inputs(inputs | more, {"timeout": timeout}))
+        assert ask.submission.allotted_time_ms == expected
+    for timeout in (-1, 0.5, "soon"):
+        with pytest.raises(RequestError, match=f"timeout={timeout!r} is not a number of microseconds"):
+            TextInterface().parse(Inputs(inputs, {"timeout": timeout}))
+
+
 # Responses
 
 
