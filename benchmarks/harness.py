@@ -1,0 +1,114 @@
+"""What the benchmarks share: an engine of a random model, the limits of the machine, medians and their output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hybridtrt.build.build import build
+from hybridtrt.build.engine import BuildConfig
+from hybridtrt.converters.convert import convert
+
+MAKE_CHECKPOINT = Path(__file__).resolve().parents[1] / "scripts" / "make_checkpoint.py"
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    one = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    one.add_argument("--json", action="store_true", help="print one JSON object on standard output")
+    one.add_argument("--threads", type=int, default=os.cpu_count(), help="compute threads (all)")
+    one.add_argument("--repeats", type=int, default=3, help="runs of each kind, in turn (3); medians are shown")
+    return one
+
+
+@contextmanager
+def random_engine(
+    limits: BuildConfig, family: str = "qwen3_next", change: Callable[[Path], None] = lambda model: None
+) -> Iterator[Path]:
+    """An engine of `scripts/make_checkpoint.py`, about 15 million parameters; `change` may edit the model folder."""
+    with tempfile.TemporaryDirectory(prefix="hybridtrt-bench-") as name:
+        folder = Path(name)
+        command = [sys.executable, "-P", MAKE_CHECKPOINT, folder / "model", "--family", family]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        change(folder / "model")
+        convert(folder / "model", folder / "checkpoint", "float32")
+        build(folder / "checkpoint", folder / "engine", limits)
+        yield folder / "engine"
+
+
+def in_turn(kinds: Mapping[str, Callable[[], Mapping[str, float]]], repeats: int) -> dict[str, dict[str, float]]:
+    """Run A B A B ... and return the median of each figure by kind."""
+    runs: dict[str, list[Mapping[str, float]]] = {kind: [] for kind in kinds}
+    for repeat in range(repeats):
+        for kind, run in kinds.items():
+            print(f"{kind} {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
+            runs[kind].append(run())
+    return {
+        kind: {figure: statistics.median(run[figure] for run in found) for figure in found[0]}
+        for kind, found in runs.items()
+    }
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """The processor, and what torch reaches on it now: reading 256 MB, and a product of 1024 x 1024 matrices."""
+    torch.set_num_threads(threads)
+    data, square = torch.ones(1 << 26), torch.ones(1024, 1024)
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else "unknown",
+        "threads": threads,
+        "torch": torch.__version__,
+        "read_gb_per_s": round(data.nbytes / best_seconds(data.sum) / 1e9, 1),
+        "gemm_gflop_per_s": round(2 * 1024**3 / best_seconds(lambda: square @ square) / 1e9, 1),
+    }
+
+
+def best_seconds(work: Callable[[], object], repeats: int = 5) -> float:
+    """The shortest of some runs."""
+    seconds = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """By linear interpolation."""
+    return float(np.percentile(values, percent))
+
+
+def report(
+    args: argparse.Namespace, kinds: Mapping[str, Mapping[str, float]], ratios: Mapping[str, float], **more: Any
+) -> None:
+    """Print a table of figures by kind, the ratios and the machine, or all of it as JSON."""
+    limits = machine(args.threads)
+    if args.json:
+        print(json.dumps({"figures": kinds, "ratios": ratios, **more, "machine": limits}))
+        return
+    columns = list(next(iter(kinds.values())))
+    rows = [("", *columns), *((kind, *(f"{found[name]:.4g}" for name in columns)) for kind, found in kinds.items())]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        print(
+            "  ".join(
+                [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+            )
+        )
+    for name, value in {**ratios, **more}.items():
+        print(f"{name}: {value:.3f}" if isinstance(value, float) else f"{name}: {value}")
+    print(", ".join(f"{name} {value}" for name, value in limits.items()))
