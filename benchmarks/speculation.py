@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""n-gram speculation where the text repeats and where nothing does, against plain decoding.
+
+A random model does not copy, so this one is made to: the outputs of its mixers and experts are zeros, and its head
+answers each token with the next one of a cycle. It computes all that any model of its size does. With cycles of 64
+tokens a prompt of one cycle is repeated for ever, as in a copying task; in one cycle of the whole vocabulary nothing
+comes twice.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from harness import in_turn, parser, random_engine, report
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+from hybridtrt.build.engine import BuildConfig
+from hybridtrt.runtime.engine import Engine, EngineOptions
+from hybridtrt.runtime.load import RuntimeOptions, load_runner
+from hybridtrt.runtime.request import Request, SamplingParams
+from hybridtrt.runtime.runner import Runner
+
+LIMITS = BuildConfig(max_batch_size=8, max_num_tokens=512, max_seq_len=512)
+VOCAB, COPIED, NEW = 4096, 64, 192
+OUTPUT_WEIGHTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")
+
+
+def main() -> int:
+    """Print steps and speed by task and the ratios that are aimed at."""
+    one = parser(__doc__)
+    one.add_argument("--drafts", type=int, default=7, help="draft tokens a step at most (7)")
+    one.add_argument("--batch", type=int, default=1, help="sequences at once (1)")
+    args = one.parse_args()
+    options = RuntimeOptions(threads=args.threads, max_draft_tokens=args.drafts, enable_block_reuse=False)
+    figures = {}
+    for task, cycle in (("copying", COPIED), ("nothing repeats", VOCAB)):
+        following = next_tokens(cycle)
+        with random_engine(LIMITS, change=partial(answer_with, following=following)) as engine_dir:
+            runner = load_runner(engine_dir, options)
+            figures |= in_turn(
+                {
+                    f"{task}, plain": partial(decode, runner, following, args.batch, 0),
+                    f"{task}, drafts": partial(decode, runner, following, args.batch, args.drafts),
+                },
+                args.repeats,
+            )
+            runner.close()
+    speed = {kind: found["tokens/s"] for kind, found in figures.items()}
+    ratios = {
+        "steps a token, copying (at most 0.5)": figures["copying, drafts"]["steps a token"],
+        "speed, copying, drafts over plain": speed["copying, drafts"] / speed["copying, plain"],
+        "speed, nothing repeats, drafts over plain (at least 0.95)": speed["nothing repeats, drafts"]
+        / speed["nothing repeats, plain"],
+    }
+    report(args, figures, ratios, batch=args.batch, max_draft_tokens=args.drafts)
+    return 0
+
+
+def next_tokens(cycle: int) -> NDArray[np.int64]:
+    """The token after each token `[VOCAB]`, in random cycles of this length."""
+    cycles = np.random.default_rng(0).permutation(VOCAB).reshape(-1, cycle)
+    following = np.empty(VOCAB, np.int64)
+    following[cycles] = np.roll(cycles, -1, axis=1)
+    return following
+
+
+def walk(following: NDArray[np.int64], token: int, count: int) -> list[int]:
+    """A token and those after it."""
+    tokens = [token]
+    while len(tokens) < count:
+        tokens.append(int(following[tokens[-1]]))
+    return tokens
+
+
+def answer_with(model: Path, following: NDArray[np.int64]) -> None:
+    """Make the model's best token after `t` be `following[t]`, whatever came before."""
+    path = model / "model.safetensors"
+    weights = load_file(path)
+    for name, weight in weights.items():
+        if name.endswith(OUTPUT_WEIGHTS):
+            weight.zero_()
+    weights["lm_head.weight"][torch.from_numpy(following)] = weights["model.embed_tokens.weight"]
+    save_file(weights, path, {"format": "pt"})
+
+
+def decode(runner: Runner, following: NDArray[np.int64], batch: int, drafts: int) -> dict[str, float]:
+    """Steps a token of one sequence and tokens a second of all, without prefill.
+
+    Raises `RuntimeError` if an answer is not the one that the model must give.
+    """
+    engine = Engine(runner, options=EngineOptions(enable_block_reuse=False, max_draft_tokens=drafts))
+    expected: dict[str, list[int]] = {}
+    starts: list[int] = []
+    while len(expected) < batch:
+        token = next(token for token in range(VOCAB) if token not in starts)
+        text = walk(following, token, COPIED + NEW)
+        starts += text
+        name = str(token)
+        expected[name] = text[COPIED:]
+        engine.submit(Request(name, tuple(text[:COPIED]), SamplingParams(max_tokens=NEW, ignore_eos=True)))
+    answers: dict[str, list[int]] = {name: [] for name in expected}
+    while not all(answers.values()):
+        collect(engine, answers)
+    before, steps, started = sum(map(len, answers.values())), 0, time.perf_counter()
+    while engine.has_work:
+        collect(engine, answers)
+        steps += 1
+    seconds = time.perf_counter() - started
+    if answers != expected:
+        raise RuntimeError("an answer is not the one that the model must give")
+    tokens = sum(map(len, answers.values())) - before
+    return {"steps a token": steps * batch / tokens, "tokens/s": tokens / seconds}
+
+
+def collect(engine: Engine, answers: dict[str, list[int]]) -> None:
+    """One step; its tokens go to their answers."""
+    for output in engine.step():
+        answers[output.request_id] += output.token_ids
+
+
+if __name__ == "__main__":
+    sys.exit(main())
