@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import checkpoints
 import numpy as np
@@ -57,11 +58,11 @@ def relative_error(logits: NDArray[np.float32], expected: NDArray[np.float32]) -
     return float(np.abs(logits - expected).max() / expected.std())
 
 
-def rebuilt_runner(variant: str, dtype: torch.dtype = torch.float32, **build_config: str) -> TorchRunner:
+def rebuilt_runner(variant: str, dtype: torch.dtype = torch.float32, **build_config: Any) -> TorchRunner:
     """The runner of a tiny engine as if it had been built with another config."""
     folder = tiny_engine(variant)
     config = read_engine_config(folder)
-    config = replace(config, build=replace(config.build, **build_config))  # type: ignore[arg-type]
+    config = replace(config, build=replace(config.build, **build_config))
     program, stored = config.program(), open_weights(folder / "rank0.engine", config.model)
     weights = {name: stored.get_tensor(name) for name in program.weights}
     return TorchRunner(program, weights, runner_info(config, RuntimeOptions()), dtype=dtype)

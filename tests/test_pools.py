@@ -20,6 +20,7 @@ from hybridtrt.build.engine import EngineConfig, read_engine_config
 from hybridtrt.converters.families import families
 from hybridtrt.converters.memory import cache_memory
 from hybridtrt.converters.model_reader import read_model_config
+from hybridtrt.plugins.caches import PageSpec
 from hybridtrt.runtime.forward import full_logits
 from hybridtrt.runtime.load import FLOPS_PER_THREAD, RuntimeOptions, runner_info
 
@@ -111,3 +112,18 @@ def test_costs_follow_the_operations_of_a_token() -> None:
     one, two = (runner_info(config, RuntimeOptions(threads=n)).costs.seconds_per_token for n in (1, 2))
     assert 1.0 < one * FLOPS_PER_THREAD / least < 1.5
     assert one == 2 * two
+
+
+@pytest.mark.parametrize("variant", ["gemma3_text", "gpt_oss", "recurrent_gemma", "hybridtrt_free_mix.own"])
+def test_pages_of_a_ring_are_enough(variant: str) -> None:
+    """A sequence of many windows in a pool of its ring, which is NaN at first: the logits of one with all its pages."""
+    ids = np.random.default_rng(1).integers(0, 96, 100).tolist()
+    expected = full_logits(rebuilt_runner(variant), ids)
+    for chunk in (3, 16):
+        runner = rebuilt_runner(variant, max_num_tokens=chunk, max_batch_size=1)
+        held = {spec.group: spec for spec in runner.info.caches if isinstance(spec, PageSpec)}
+        rings = [runner.info.num_pages[name] for name, spec in held.items() if spec.window is not None]
+        assert rings
+        assert all(ring <= 1 + 3 for ring in rings)
+        runner.poison({group: range(count) for group, count in runner.info.num_pages.items()}, [])
+        assert relative_error(full_logits(runner, ids), expected) < 1e-4
