@@ -41,7 +41,7 @@ def random_engine(
     """An engine of `scripts/make_checkpoint.py`, about 15 million parameters; `change` may edit the model folder."""
     with tempfile.TemporaryDirectory(prefix="hybridtrt-bench-") as name:
         folder = Path(name)
-        command = [sys.executable, "-P", MAKE_CHECKPOINT, folder / "model", "--family", family]
+        command = [sys.executable, "-P", str(MAKE_CHECKPOINT), str(folder / "model"), "--family", family]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         change(folder / "model")
         convert(folder / "model", folder / "checkpoint", "float32")

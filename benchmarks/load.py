@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from hybridtrt.plugins.step import StepBatch
 from hybridtrt.runtime.engine import Engine
-from hybridtrt.runtime.request import Request, SamplingParams
+from hybridtrt.runtime.request import Output, Request, SamplingParams
 from hybridtrt.runtime.runner import Runner
 
 
@@ -76,14 +77,33 @@ def mixed_requests(
 
 @dataclass
 class Times:
-    """Seconds by request, since its arrival."""
+    """What requests waited, in seconds since their arrivals, and what they got.
 
+    With `useful` a request counts as finished after so many tokens, and its further ones do not count.
+    """
+
+    came: Mapping[str, float]
+    useful: Callable[[str], int] | None = None
     queue: dict[str, float] = field(default_factory=dict)
     first_token: dict[str, float] = field(default_factory=dict)
     latency: dict[str, float] = field(default_factory=dict)
-    tokens: int = 0
+    given: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0  # of the whole run
-    rows: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)  # of each step
+
+    def take(self, output: Output, now: float) -> None:
+        """Count an output. Raises `RuntimeError` if its request failed."""
+        if output.error:
+            raise RuntimeError(f"{output.request_id}: {output.error}")
+        name, waited = output.request_id, now - self.came[output.request_id]
+        self.given[name] += len(output.token_ids)
+        self.first_token.setdefault(name, waited)
+        if output.ends_request or (self.useful and self.given[name] >= self.useful(name)):
+            self.latency.setdefault(name, waited)
+
+    @property
+    def tokens(self) -> int:
+        return sum(min(count, self.useful(name)) if self.useful else count for name, count in self.given.items())
 
     def figures(self) -> dict[str, float]:
         """Tokens a second, queue times and latencies in seconds, mean rows of a step."""
@@ -99,53 +119,41 @@ class Times:
         }
 
 
+def all_that_came(waiting: Sequence[Arrival], engine: Engine) -> list[Request]:
+    """What in-flight batching submits."""
+    return [arrival.request for arrival in waiting]
+
+
 def run(
     engine: Engine,
     watched: WatchedRunner,
     arrivals: Sequence[Arrival],
-    choose: Callable[[list[Arrival], Engine], list[Request]] = lambda waiting, engine: [a.request for a in waiting],
+    choose: Callable[[Sequence[Arrival], Engine], list[Request]] = all_that_came,
     useful: Callable[[str], int] | None = None,
 ) -> Times:
-    """Run arrivals to their ends. `choose` says which of those that came are submitted now, before each step.
-
-    With `useful` a request counts as finished after so many tokens, and its further ones are not counted.
-    """
-    times, coming, waiting = Times(), list(arrivals), list[Arrival]()
-    came = {arrival.request.id: arrival.at for arrival in arrivals}
-    given = dict.fromkeys(came, 0)
-    first_ids = {arrival.request.prompt_ids[0]: arrival.request.id for arrival in arrivals}
-    watched.first_run, watched.rows = {}, []
+    """Run arrivals to their ends. `choose` says, before each step, which of those that wait are submitted."""
+    times = Times({arrival.request.id: arrival.at for arrival in arrivals}, useful)
+    watched.first_run, watched.rows = {}, times.rows
+    coming, waiting = list(arrivals), list[Arrival]()
     started = time.perf_counter()
     while coming or waiting or engine.has_work:
         now = time.perf_counter() - started
         while coming and coming[0].at <= now:
             waiting.append(coming.pop(0))
-        submitted = choose(waiting, engine)
-        ids = {request.id for request in submitted}
-        waiting = [arrival for arrival in waiting if arrival.request.id not in ids]
-        for request in submitted:
+        chosen = {request.id: request for request in choose(waiting, engine)}
+        waiting = [arrival for arrival in waiting if arrival.request.id not in chosen]
+        for request in chosen.values():
             engine.submit(request)
-        if not engine.has_work:
+        if engine.has_work:
+            outputs = engine.step()
+            for output in outputs:
+                times.take(output, time.perf_counter() - started)
+        else:
             time.sleep(max(coming[0].at - now, 0))
-            continue
-        outputs = engine.step()
-        now = time.perf_counter() - started
-        for output in outputs:
-            if output.error:
-                raise RuntimeError(f"{output.request_id}: {output.error}")
-            name = output.request_id
-            times.first_token.setdefault(name, now - came[name])
-            given[name] += len(output.token_ids)
-            if name not in times.latency and (output.ends_request or (useful and given[name] >= useful(name))):
-                times.latency[name] = now - came[name]
     times.seconds = time.perf_counter() - started
-    times.tokens = sum(min(count, useful(name)) if useful else count for name, count in given.items())
-    times.queue = {
-        first_ids[token]: at - started - came[first_ids[token]]
-        for token, at in watched.first_run.items()
-        if token in first_ids
-    }
-    times.rows = watched.rows
+    for arrival in arrivals:
+        first = watched.first_run[arrival.request.prompt_ids[0]]
+        times.queue[arrival.request.id] = first - started - arrival.at
     return times
 
 

@@ -58,7 +58,7 @@ class ConstantRunner:
 
     def step(self, batch: StepBatch) -> NDArray[np.float32]:
         started = time.perf_counter()
-        logits = self._logits[batch.positions[batch.logits_indices] % VOCAB]
+        logits: NDArray[np.float32] = self._logits[batch.positions[batch.logits_indices] % VOCAB]
         self.seconds += time.perf_counter() - started
         return logits
 

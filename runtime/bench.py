@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hybridtrt.runtime.engine import Engine
+from hybridtrt.runtime.engine import Engine, EngineOptions
 from hybridtrt.runtime.load import RuntimeOptions, load_runner
 from hybridtrt.runtime.request import Request, SamplingParams
 from hybridtrt.runtime.resident_memory import peak_bytes, reset_peak
@@ -39,7 +39,7 @@ def bench(
 
     Raises `ValueError` if a batch, the prompt or the output does not fit the engine.
     """
-    runner = load_runner(engine_dir, RuntimeOptions(threads=threads))
+    runner = load_runner(engine_dir, RuntimeOptions(threads=threads, enable_block_reuse=False))
     info = runner.info
     for batch in batches:
         if not 1 <= batch <= info.max_batch_size:
@@ -49,7 +49,7 @@ def bench(
             f"prompt {prompt} and new {new} need prompt >= 1, new >= 2 and at most {info.max_seq_len} tokens together "
             "(max_seq_len of the engine)"
         )
-    engine = Engine(runner)
+    engine = Engine(runner, options=EngineOptions(enable_block_reuse=False))  # batches have equal prompts
     _run(engine, 1, min(prompt, 8), 2, lambda: None)  # touches every weight once
     for batch in batches:
         reset_peak()
