@@ -6,75 +6,81 @@ import numpy as np
 
 from hybridtrt.plugins.step import Int32, StepBatch
 from hybridtrt.runtime.cache_manager import CacheManager
+from hybridtrt.runtime.pages import Holding, PagePool
 from hybridtrt.runtime.scheduler import Plan
-from hybridtrt.runtime.sequence import Sequence
 
 
 class BlockTable:
-    """Pages of one group by slot, `[slots, pages of the longest sequence]`, filled up with page 0.
+    """Pages of one group by row, `[rows, pages of the longest sequence]`, page 0 where a sequence holds none."""
 
-    Only pages that were handed out since the last step are written.
-    """
+    def __init__(self, pool: PagePool, num_rows: int, max_seq_len: int) -> None:
+        self.pool = pool
+        self._table = np.zeros((num_rows, pool.end(max_seq_len)), np.int32)
+        self._written = [(0, 0)] * num_rows  # the first page that the row holds and one past the last
 
-    def __init__(self, group: str, num_slots: int, max_pages: int) -> None:
-        self.group = group
-        self._table = np.zeros((num_slots, max_pages), np.int32)
-        self._filled = [(0, 0)] * num_slots  # generation of the owner, pages written
+    def write(self, row: int, holding: Holding, fresh: bool) -> None:
+        """Bring a row up to date; `fresh`: it was another sequence's."""
+        first, end = (0, 0) if fresh else self._written[row]
+        if fresh:
+            self._table[row] = 0
+        self._table[row, first : holding.start] = 0
+        begin = max(end, holding.start)
+        self._table[row, begin : len(holding.pages)] = holding.pages[begin:]
+        self._written[row] = (holding.start, len(holding.pages))
 
-    def update(self, sequence: Sequence) -> int:
-        """Bring the row of a sequence up to date and return its number of pages."""
-        pages = sequence.pages[self.group]
-        generation, filled = self._filled[sequence.slot]
-        if generation == sequence.generation and filled == len(pages):
-            return filled
-        if generation != sequence.generation:
-            self._table[sequence.slot, :filled] = 0
-            filled = 0
-        self._table[sequence.slot, filled : len(pages)] = pages[filled:]
-        self._filled[sequence.slot] = (sequence.generation, len(pages))
-        return len(pages)
-
-    def rows(self, slots: Int32, width: int) -> Int32:
-        """The block table `[B, width]` of these slots."""
-        return self._table[slots, :width]
+    def rows(self, rows: Int32, tokens: int) -> Int32:
+        """The block table `[B, P]` of these rows, of which the longest has `tokens` tokens."""
+        return self._table[rows, : self.pool.end(tokens)]
 
 
 class BatchBuilder:
-    """Builds the `StepBatch` of a plan. Row `b` is `plan.sequences[b]`; decode rows come first as planned."""
+    """Builds the `StepBatch` of a plan. Row `b` is `plan.sequences[b]`."""
 
-    def __init__(self, caches: CacheManager, max_seq_len: int) -> None:
-        self._tables = [
-            BlockTable(pool.group, caches.slots.num_slots, pool.pages_for(max_seq_len)) for pool in caches.pools
-        ]
+    def __init__(self, caches: CacheManager, num_rows: int, max_seq_len: int) -> None:
+        self._caches = caches
+        self._tables = [BlockTable(pool, num_rows, max_seq_len) for pool in caches.pools]
 
     def build(self, plan: Plan) -> StepBatch:
-        """Arrays of one step; only rows whose chunk reaches the end of what is known ask for logits."""
+        """Arrays of one step; row `b` asks for the logits of its last `plan.logits[b]` tokens."""
+        self._update_tables()
         sequences = plan.sequences
         counts = np.array(plan.counts, np.int32)
         context = np.array([sequence.computed for sequence in sequences], np.int32)
-        totals = np.array([sequence.total for sequence in sequences], np.int32)
-        slots = np.array([sequence.slot for sequence in sequences], np.int32)
         cu_seqlens = np.zeros(len(sequences) + 1, np.int32)
         np.cumsum(counts, out=cu_seqlens[1:])
         positions = np.arange(cu_seqlens[-1], dtype=np.int32) + np.repeat(context - cu_seqlens[:-1], counts)
+        rows = np.array([sequence.row for sequence in sequences], np.int32)
+        longest = int((context + counts).max())
         return StepBatch(
             input_ids=_input_ids(plan, cu_seqlens),
             positions=positions,
             cu_seqlens=cu_seqlens,
             context_lens=context,
-            state_src=slots,
-            state_dst=slots,
-            logits_indices=(cu_seqlens[1:] - 1)[context + counts == totals],
-            block_tables={
-                table.group: table.rows(slots, max(table.update(sequence) for sequence in sequences))
-                for table in self._tables
-            },
+            state_src=np.array([sequence.source for sequence in sequences], np.int32),
+            state_dst=np.array([sequence.target for sequence in sequences], np.int32),
+            logits_indices=_logits_indices(plan.logits, cu_seqlens[1:]),
+            block_tables={table.pool.group: table.rows(rows, longest) for table in self._tables},
         )
+
+    def _update_tables(self) -> None:
+        for sequence, fresh in self._caches.changed:
+            if sequence.running:
+                for table, holding in zip(self._tables, sequence.holdings, strict=True):
+                    table.write(sequence.row, holding, fresh)
+        self._caches.changed.clear()
 
 
 def _input_ids(plan: Plan, cu_seqlens: Int32) -> Int32:
+    singles = plan.singles
     ids = np.empty(cu_seqlens[-1], np.int32)
-    ids[: plan.decodes] = [sequence.output_ids[-1] for sequence in plan.sequences[: plan.decodes]]
-    for row in range(plan.decodes, len(plan.sequences)):
+    ids[:singles] = [sequence.output_ids[-1] for sequence in plan.sequences[:singles]]
+    for row in range(singles, len(plan.sequences)):
         ids[cu_seqlens[row] : cu_seqlens[row + 1]] = plan.sequences[row].pending(plan.counts[row])
     return ids
+
+
+def _logits_indices(logits: list[int], ends: Int32) -> Int32:
+    """The last `logits[b]` tokens of each row."""
+    counts = np.array(logits, np.int32)
+    stops = counts.cumsum(dtype=np.int32)
+    return np.asarray(np.arange(stops[-1], dtype=np.int32) + np.repeat(ends - stops, counts))

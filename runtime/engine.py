@@ -2,39 +2,58 @@
 
 from __future__ import annotations
 
-import secrets
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from heapq import heappop, heappush
+from typing import Any, Literal, get_args
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hybridtrt.runtime.batch import BatchBuilder
-from hybridtrt.runtime.cache_manager import CacheManager
-from hybridtrt.runtime.request import Output, Request
+from hybridtrt.runtime.admission import Admission
+from hybridtrt.runtime.cache_manager import CacheManager, CacheOptions
+from hybridtrt.runtime.executor import Executor, Logits
+from hybridtrt.runtime.intake import Intake
+from hybridtrt.runtime.profile import Profile
+from hybridtrt.runtime.request import FinishReason, Output, Request
 from hybridtrt.runtime.result import Result, join
 from hybridtrt.runtime.runner import Runner, RunnerInfo
-from hybridtrt.runtime.sampler import choose, temperature_of
+from hybridtrt.runtime.sampler import Choice
 from hybridtrt.runtime.scheduler import Limits, Plan, Scheduler
 from hybridtrt.runtime.sequence import Sequence
 from hybridtrt.runtime.statistics import Recorder, Usage, snapshot
-from hybridtrt.runtime.text_stream import TextStream
 from hybridtrt.runtime.tokenizer import Tokenizer
-from hybridtrt.runtime.validation import check_request, stop_ids
+
+Policy = Literal["guaranteed_no_evict", "max_utilization"]
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How an engine batches. Limits left open are the runner's; given ones can only lower them."""
+    """How an engine batches. Limits left open are the runner's; given ones can only lower them.
+
+    Under `guaranteed_no_evict` a request starts when pages for its prompt and all of `max_tokens` are reserved; under
+    `max_utilization` when those that it is expected to need are there, and requests are preempted when they are not.
+    """
 
     max_batch_size: int | None = None  # sequences that run at once
     max_num_tokens: int | None = None  # tokens in one step
     max_chunk: int | None = None  # prefill tokens of one sequence in one step
+    policy: Policy = "guaranteed_no_evict"
+    swap_bytes: int = 0  # room outside the pools for what preempted sequences have computed
+    enable_block_reuse: bool = True  # of pages and states of equal prefixes
+    snapshot_interval: int = 256  # tokens between regular snapshots of recurrent states
+    max_draft_tokens: int = 0  # a step; 0: no speculation
+    priority_seconds: float = 60.0  # waiting that a priority of 1 is worth against one of 0
     poison: bool = False  # overwrite what is freed with NaN, to prove that nothing reads it
+
+    def __post_init__(self) -> None:
+        if self.policy not in get_args(Policy):
+            raise ValueError(f"policy={self.policy!r} is not one of {', '.join(get_args(Policy))}")
+        if self.snapshot_interval < 1:
+            raise ValueError(f"snapshot_interval={self.snapshot_interval} is not positive")
+        if not self.priority_seconds >= 0:
+            raise ValueError(f"priority_seconds={self.priority_seconds} is negative")
 
 
 class Engine:
@@ -45,20 +64,34 @@ class Engine:
     """
 
     def __init__(
-        self, runner: Runner, tokenizer: Tokenizer | None = None, options: EngineOptions | None = None
+        self,
+        runner: Runner,
+        tokenizer: Tokenizer | None = None,
+        options: EngineOptions | None = None,
+        profile: Profile | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = runner.info
-        self.options = options or EngineOptions()
+        self.options = options = options or EngineOptions()
         self.tokenizer = tokenizer
         self._runner = runner
-        self._caches = CacheManager(self.info)
-        self._scheduler = Scheduler(_limits(self.options, self.info), self._caches)
-        self._builder = BatchBuilder(self._caches, self.info.max_seq_len)
-        self._recorder = Recorder(time.monotonic)
-        self._counters = self._recorder.counters
-        self._lock = threading.Lock()  # of the ids in use, the inbox and the closing
-        self._ids: set[str] = set()
-        self._inbox: deque[Sequence | str] = deque()  # new sequences and ids to cancel, in the order they came
+        caching = CacheOptions(
+            options.policy == "guaranteed_no_evict",
+            options.enable_block_reuse,
+            options.snapshot_interval,
+            options.swap_bytes,
+        )
+        self._caches = CacheManager(self.info, caching, Admission(self.info, profile))
+        costs = self.info.costs if profile is None else profile.costs()
+        self._scheduler = Scheduler(_limits(options, self.info), self._caches, costs)
+        self._executor = Executor(runner, self._caches, self.info.max_batch_size, options.poison)
+        self._intake = Intake(self.info, tokenizer, options.max_draft_tokens, options.priority_seconds, clock)
+        self._clock = clock
+        self._recorder = Recorder(clock)
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._lock = threading.Lock()  # of the requests, the inbox and the closing
+        self._requests: dict[str, list[Sequence]] = {}  # answers that have not finished
+        self._inbox: deque[list[Sequence] | str] = deque()  # new answers and ids to cancel, in the order they came
         self._closed = False
 
     def submit(self, request: Request) -> None:
@@ -67,19 +100,20 @@ class Engine:
         Raises `ValueError`, one line, when it is invalid, can never fit or its id is in use; `RuntimeError` when the
         engine is closed.
         """
-        sequence = self._sequence(request)
+        answers = self._intake.answers(request)
+        self._caches.check_fits(answers[0].max_cached)
         with self._lock:
             if self._closed:
                 raise RuntimeError("the engine is closed")
-            if request.id in self._ids:
+            if request.id in self._requests:
                 raise ValueError(f"request id {request.id!r} is in use")
-            self._ids.add(request.id)
-            self._inbox.append(sequence)
+            self._requests[request.id] = answers
+            self._inbox.append(list(answers))
 
     def cancel(self, request_id: str) -> None:
         """Ask for the end of a request; the next step frees what it holds. An id that is not in use is ignored."""
         with self._lock:
-            if request_id in self._ids:
+            if request_id in self._requests:
                 self._inbox.append(request_id)
 
     @property
@@ -88,19 +122,22 @@ class Engine:
         return bool(self._inbox) or self._scheduler.has_work
 
     def step(self) -> list[Output]:
-        """Take in what was asked, run one step and return what it added to each request.
+        """Take in what was asked, run one step and return what it added to each answer.
 
-        A step that fails ends the requests that were in it, and no others; the engine goes on.
+        A step that fails ends the answers that were in it, and no others; the engine goes on.
         """
         outputs = self._take_inbox()
+        outputs += self._end_late()
         plan = self._scheduler.schedule()
-        if not plan.sequences and self._scheduler.waiting:
-            outputs.append(self._refuse_oldest())
-        plan = self._prepare(plan, outputs)
-        return outputs + self._run(plan) if plan.sequences else outputs
+        self._count(plan)
+        for sequence, error in plan.failed:
+            outputs += self._fail(sequence, error)
+        if not (plan.sequences or plan.failed or plan.preempted) and self._scheduler.waiting:
+            outputs += self._refuse_first()
+        return outputs + self._run(plan)
 
     def generate(self, requests: Iterable[Request], on_output: Callable[[Output], None] | None = None) -> list[Result]:
-        """Run requests to their ends in one batch and return their results in the order asked.
+        """Run requests to their ends in one batch and return their answers in the order asked.
 
         Raises `ValueError`, before anything runs, when one of them is invalid. `on_output` also sees the outputs of
         requests that were submitted before.
@@ -110,7 +147,7 @@ class Engine:
         if len(outputs) != len(requests):
             raise ValueError("the requests do not have different ids")
         for request in requests:
-            self._sequence(request)
+            self._caches.check_fits(self._intake.answers(request)[0].max_cached)
         for request in requests:
             self.submit(request)
         unfinished = len(requests)
@@ -118,26 +155,34 @@ class Engine:
             for output in self.step():
                 if output.request_id in outputs:
                     outputs[output.request_id].append(output)
-                    unfinished -= output.finish_reason is not None
+                    unfinished -= output.ends_request
                 if on_output is not None:
                     on_output(output)
-        return [join(outputs[request.id]) for request in requests]
+        return [
+            join([output for output in outputs[request.id] if output.index == index])
+            for request in requests
+            for index in range(request.params.n)
+        ]
 
     def statistics(self) -> dict[str, Any]:
-        """Counters and the state of the pools: the fields of `Statistics` as plain data."""
-        slots, pools = self._caches.slots, self._caches.pools
-        running, unfinished = len(self._scheduler.running), len(self._ids)
+        """Counters, histograms and the state of the pools: `Statistics` as plain data."""
+        slots, waiting = self._caches.slots, list(self._scheduler.waiting)
+        running, unfinished = len(self._scheduler.running), sum(map(len, list(self._requests.values())))
         return snapshot(
             self._recorder,
             running=running,
             waiting=max(unfinished - running, 0),
-            preempted=0,
-            slots=Usage(slots.used, slots.usable - slots.used),
-            pages={pool.group: Usage(pool.used, pool.usable - pool.used, promised=pool.promised) for pool in pools},
+            preempted=sum(sequence.times.scheduled is not None for sequence in waiting),
+            slots=Usage(0, 0) if slots is None else Usage(slots.used, len(slots.free), slots.cached),
+            pages={
+                pool.group: Usage(pool.used, len(pool.free), pool.cached, pool.promised) for pool in self._caches.pools
+            },
+            swap_used=self._caches.swap.used,
+            swap_max=self._caches.swap.capacity,
         ).to_dict()
 
     def check_integrity(self) -> None:
-        """Raise `RuntimeError`, naming each fault, unless every page and slot is free or held by a running request."""
+        """Raise `RuntimeError`, naming each fault, unless every page and slot is free, cached or held by who runs."""
         self._scheduler.check_integrity()
 
     def close(self) -> None:
@@ -146,105 +191,163 @@ class Engine:
             if self._closed:
                 return
             self._closed = True
+        self._intake.close()
         self._runner.close()
 
-    def _sequence(self, request: Request) -> Sequence:
-        prompt = check_request(request, self.info)
-        params = request.params
-        words = tuple(word for word in params.stop_words if word)
-        if words and self.tokenizer is None:
-            raise ValueError(f"stop_words={words!r} need a tokenizer, and the engine has none")
-        sequence = Sequence(
-            request=request,
-            prompt=prompt,
-            seed=secrets.randbits(64) if params.seed is None else params.seed,
-            greedy=temperature_of(params) == 0,
-            stop_ids=stop_ids(params, self.info.eos_token_ids),
-            text=TextStream(self.tokenizer, request.prompt_ids, words) if self.tokenizer else None,
-        )
-        self._caches.check_fits(sequence.max_cached)
-        return sequence
-
     def _take_inbox(self) -> list[Output]:
-        outputs = []
+        outputs: list[Output] = []
         while self._inbox:
             item = self._inbox.popleft()
-            if isinstance(item, Sequence):
-                self._scheduler.add(item)
-            elif sequence := self._scheduler.find(item):
-                outputs.append(self._finish(sequence, Output(item, finish_reason="cancelled")))
+            if isinstance(item, str):
+                outputs += self._end(item, "cancelled")
+                continue
+            leader = item[0]
+            self._scheduler.add(leader)
+            if (allotted := leader.request.allotted_time_ms) is not None:
+                heappush(self._deadlines, (leader.times.submitted + allotted / 1e3, leader.rank[1], leader.request))
         return outputs
 
-    def _prepare(self, plan: Plan, outputs: list[Output]) -> Plan:
-        """Hand out pages for the plan. A sequence whose slot does not hold its states fails and is left out."""
-        failed = []
-        for sequence, count in zip(plan.sequences, plan.counts, strict=True):
-            try:
-                self._caches.prepare(sequence, count)
-            except RuntimeError as error:
-                outputs.append(self._fail(sequence, error))
-                failed.append(sequence)
-        return plan.without(failed) if failed else plan
+    def _end_late(self) -> list[Output]:
+        """End the requests whose time is over."""
+        outputs: list[Output] = []
+        now = self._clock() if self._deadlines else 0.0
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, request = heappop(self._deadlines)
+            if any(sequence.request is request for sequence in self._requests.get(request.id, ())):
+                outputs += self._end(request.id, "timed_out")
+        return outputs
+
+    def _end(self, request_id: str, reason: FinishReason) -> list[Output]:
+        sequences = list(self._requests.get(request_id, ()))
+        for sequence in sequences:
+            with contextlib.suppress(Exception):  # of a tokenizer that cannot decode what is held back
+                sequence.answer.finish()
+        return [self._finish(sequence, reason) for sequence in sequences]
+
+    def _count(self, plan: Plan) -> None:
+        """Record what was scheduled."""
+        counters = self._recorder.counters
+        for sequence, hit in plan.hits:
+            if sequence.times.scheduled is None:
+                sequence.times.scheduled = self._clock()
+                counters.lookup_tokens += sequence.total
+                counters.hit_tokens += hit.tokens
+        counters.preempted_recompute += plan.recomputed
+        counters.preempted_swap += len(plan.swapped_out)
+        counters.swapped_in += len(plan.swapped_in)
 
     def _run(self, plan: Plan) -> list[Output]:
-        """Run a plan and add what was sampled to its sequences."""
+        """Run a plan and add what was sampled to its answers."""
         try:
-            sampling, logits = self._forward(plan)
-            choice = choose(logits, sampling)
+            logits = self._executor.run(plan)
+            if not plan.sequences:
+                return []
+            choice = self._executor.sample(plan, logits)
         except Exception as error:
-            return [self._fail(sequence, error) for sequence in plan.sequences]
-        rows = zip(sampling, choice.tokens, choice.log_probs, choice.valid, strict=True)
-        return [self._advance(*row) for row in rows]
+            failed = (*plan.sequences, *plan.swapped_out)
+            return [output for sequence in failed for output in self._fail(sequence, error)]
+        counters = self._recorder.counters
+        counters.steps += 1
+        counters.last_decode_tokens = plan.decode_tokens
+        counters.last_prefill_tokens = plan.num_tokens - plan.decode_tokens
+        counters.decode_tokens += counters.last_decode_tokens
+        counters.prefill_tokens += counters.last_prefill_tokens
+        outputs: list[Output] = []
+        end = 0
+        for sequence, count, wanted in zip(plan.sequences, plan.counts, plan.logits, strict=True):
+            start, end = end, end + wanted
+            if not wanted:
+                self._caches.commit(sequence, count)
+                continue
+            if sequence.followers:
+                self._caches.commit(sequence, count)
+                outputs += self._fork(sequence, logits[start:end])
+                count = 0
+            outputs += self._advance(sequence, count, choice, range(start, end))
+        return outputs
 
-    def _forward(self, plan: Plan) -> tuple[list[Sequence], NDArray[np.float32]]:
-        """The sequences of a plan that sample a token now, and their logits `[R, vocab]`."""
-        if plan.admitted and self._caches.has_states:
-            self._runner.clear_slots([sequence.slot for sequence in plan.admitted])
-        batch = self._builder.build(plan)
-        logits = self._runner.step(batch)
-        expected = (len(batch.logits_indices), self.info.vocab_size)
-        if logits.shape != expected:
-            raise RuntimeError(f"the runner returned logits of shape {logits.shape}; expected {expected}")
-        self._counters.steps += 1
-        self._counters.decode_tokens += plan.decodes
-        self._counters.prefill_tokens += batch.num_tokens - plan.decodes
-        return self._scheduler.complete(plan), logits
-
-    def _advance(self, sequence: Sequence, token: int, log_prob: float, valid: bool) -> Output:
-        """Add one sampled token to a sequence, and end it when that was its last."""
+    def _advance(self, sequence: Sequence, count: int, choice: Choice, rows: range) -> list[Output]:
+        """Add to an answer the sampled tokens of these rows, up to the first that its drafts did not foresee."""
+        drafts, sequence.drafts = sequence.drafts, []
+        if not drafts and count:
+            self._caches.commit(sequence, count)
+        reason: FinishReason | None = None
+        accepted = 0
         try:
-            if not valid:
-                raise FloatingPointError("the logits of this request are not finite")
-            output = sequence.append(token, log_prob)
+            for row in rows:
+                if not choice.valid[row]:
+                    raise FloatingPointError("the logits of this request are not finite")
+                token = choice.tokens[row]
+                reason = sequence.append(token, choice.log_probs[row], choice.top[row])
+                self._recorder.counters.sampled_tokens += 1
+                if reason is not None or accepted == len(drafts) or token != drafts[accepted]:
+                    break
+                accepted += 1
         except Exception as error:
             return self._fail(sequence, error)
-        self._counters.sampled_tokens += 1
-        return self._finish(sequence, output) if output.finish_reason else output
+        if drafts:
+            self._settle(sequence, count, len(drafts), accepted, reason is not None)
+        if sequence.times.first_token is None:
+            sequence.times.first_token = self._clock()
+        if reason is not None:
+            return [self._finish(sequence, reason, keep=not drafts)]
+        return [sequence.answer.take()] if sequence.answer.due else []
 
-    def _refuse_oldest(self) -> Output:
+    def _settle(self, sequence: Sequence, count: int, drafts: int, accepted: int, finished: bool) -> None:
+        """Keep what was computed of right drafts. Recurrent states cannot be cut: they are kept whole or not at all."""
+        counters = self._recorder.counters
+        counters.draft_tokens += drafts
+        counters.accepted_draft_tokens += accepted
+        assert sequence.drafter is not None
+        sequence.drafter.record(drafts, accepted)
+        if finished:
+            return
+        if accepted == drafts or self._caches.slots is None:
+            self._caches.commit(sequence, count - drafts + accepted)
+
+    def _fork(self, leader: Sequence, logits: Logits) -> list[Output]:
+        """Let the other answers of a request begin where its prompt has just ended."""
+        outputs: list[Output] = []
+        followers, leader.followers = leader.followers, []
+        for follower in followers:
+            try:
+                copies = self._scheduler.fork(leader, follower)
+                if copies is None:
+                    continue
+                follower.times.scheduled = leader.times.scheduled
+                self._executor.copy_pages(copies)
+                choice = self._executor.sample_first(follower, logits)
+            except Exception as error:
+                outputs += self._fail(follower, error)
+            else:
+                outputs += self._advance(follower, 0, choice, range(1))
+        return outputs
+
+    def _refuse_first(self) -> list[Output]:
         """End a request that fits by its size and yet not into idle pools, so that it would wait for ever."""
         error = RuntimeError("the request does not fit into idle pools")
         try:
             self.check_integrity()
         except RuntimeError as damage:
             error = damage
-        return self._fail(next(iter(self._scheduler.waiting.values())), error)
+        return self._fail(self._scheduler.waiting.first(), error)
 
-    def _fail(self, sequence: Sequence, error: Exception) -> Output:
+    def _fail(self, sequence: Sequence, error: Exception) -> list[Output]:
+        """End an answer, and those that were to begin with the prompt that it has not run."""
         lines = str(error).strip().splitlines() or ["no message"]
         message = f"{type(error).__name__}: {lines[0]}"
-        return self._finish(sequence, Output(sequence.id, finish_reason="error", error=message))
+        return [self._finish(failed, "error", message) for failed in (sequence, *sequence.followers)]
 
-    def _finish(self, sequence: Sequence, output: Output) -> Output:
-        """Take back what a sequence holds, whatever ended it, and free its id."""
-        freed = self._scheduler.remove(sequence)
-        if freed is not None and self.options.poison:
-            self._runner.poison(freed.pages, freed.slots if self._caches.has_states else [])
-        if output.finish_reason is not None:
-            self._counters.finished[output.finish_reason] += 1
+    def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None, keep: bool = False) -> Output:
+        """Take back what a sequence holds, whatever ended it, and free its request's id with the last answer."""
+        self._scheduler.remove(sequence, keep)
+        self._recorder.finished(sequence.times, len(sequence.output_ids), reason)
         with self._lock:
-            self._ids.discard(sequence.id)
-        return output
+            answers = self._requests[sequence.request.id]
+            answers.remove(sequence)
+            if not answers:
+                del self._requests[sequence.request.id]
+        return sequence.answer.take(reason, error, bool(answers))
 
 
 def _limits(options: EngineOptions, info: RunnerInfo) -> Limits:
@@ -254,4 +357,4 @@ def _limits(options: EngineOptions, info: RunnerInfo) -> Limits:
         if asked is not None and asked > allowed:
             raise ValueError(f"{name}={asked} exceeds {name}={allowed} of the engine")
         limits[name] = allowed if asked is None else asked
-    return Limits(max_chunk=options.max_chunk, **limits)
+    return Limits(max_chunk=options.max_chunk, max_draft_tokens=options.max_draft_tokens, **limits)

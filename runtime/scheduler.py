@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from hybridtrt.runtime.cache_manager import CacheManager, Freed
-from hybridtrt.runtime.sequence import Sequence
+from hybridtrt.runtime.cache_manager import CacheManager
+from hybridtrt.runtime.prefix_cache import Hit
+from hybridtrt.runtime.runner import Costs
+from hybridtrt.runtime.sequence import Rank, Sequence
+from hybridtrt.runtime.swap import Swapped
+from hybridtrt.runtime.waiting import WaitingQueue
+
+MAX_LOGITS_ROWS = 64  # of one sequence that wants the log-probabilities of its prompt, for they take V floats each
 
 
 @dataclass(frozen=True)
@@ -16,55 +22,72 @@ class Limits:
     max_batch_size: int
     max_num_tokens: int
     max_chunk: int | None = None
+    max_draft_tokens: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_size", "max_num_tokens", "max_chunk"):
+        for name, least in (("max_batch_size", 1), ("max_num_tokens", 1), ("max_chunk", 1), ("max_draft_tokens", 0)):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} is not positive")
+            if value is not None and value < least:
+                raise ValueError(f"{name}={value} is less than {least}")
 
 
 @dataclass(slots=True)
 class Plan:
-    """One step: `counts[i]` tokens of `sequences[i]`.
+    """One step: `counts[i]` tokens of `sequences[i]`, of whose last `logits[i]` tokens the logits are wanted.
 
-    The first `decodes` sequences decode. `admitted` took their slots for this step.
+    The first `singles` sequences run the token that they sampled last. Before the step the runner saves what was
+    `swapped_out`, restores what was `swapped_in` and zeroes the states of those that `started` from nothing. `failed`
+    sequences do not run: their slots do not hold their states.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
-    decodes: int = 0
-    admitted: list[Sequence] = field(default_factory=list)
+    logits: list[int] = field(default_factory=list)
+    singles: int = 0
+    started: list[Sequence] = field(default_factory=list)
+    hits: list[tuple[Sequence, Hit]] = field(default_factory=list)
+    swapped_out: list[Sequence] = field(default_factory=list)
+    swapped_in: list[tuple[Sequence, Swapped]] = field(default_factory=list)
+    recomputed: int = 0  # sequences that lost what they had and wait
+    failed: list[tuple[Sequence, RuntimeError]] = field(default_factory=list)
+    decode_tokens: int = 0  # tokens of sequences that decode, those that run again after wrong drafts included
 
-    def add(self, sequence: Sequence, count: int) -> None:
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def preempted(self) -> bool:
+        """Whether anybody has to wait again."""
+        return bool(self.swapped_out or self.recomputed)
+
+    def add(self, sequence: Sequence, count: int, logits: int) -> None:
         """Run `count` more tokens of a sequence."""
         self.sequences.append(sequence)
         self.counts.append(count)
+        self.logits.append(logits)
 
-    def without(self, left_out: Collection[Sequence]) -> Plan:
-        """The plan with some sequences left out."""
-        kept = [i for i, sequence in enumerate(self.sequences) if sequence not in left_out]
-        return Plan(
-            sequences=[self.sequences[i] for i in kept],
-            counts=[self.counts[i] for i in kept],
-            decodes=sum(i < self.decodes for i in kept),
-            admitted=[sequence for sequence in self.admitted if sequence not in left_out],
-        )
+    def leave_out_preempted(self) -> None:
+        """Take out the sequences that were preempted after they had been planned."""
+        kept = [i for i, sequence in enumerate(self.sequences) if sequence.running]
+        self.singles = sum(i < self.singles for i in kept)
+        for name in ("sequences", "counts", "logits"):
+            values = getattr(self, name)
+            setattr(self, name, [values[i] for i in kept])
 
 
 class Scheduler:
-    """First come, first served, without eviction (`guaranteed_no_evict`).
+    """Continuous batching with a token budget.
 
-    Decoding sequences come first, one token each; prefill chunks, oldest request first, fill what is left of the token
-    budget. Whoever runs gets at least one token a step, so no more are admitted than the budget has tokens. The oldest
-    waiting request is admitted as soon as it fits for its whole life and none overtakes it, so nobody starves, nobody
-    is preempted and there is no deadlock.
+    Decoding sequences come first, one token each and drafts if nothing else wants the budget; prefill chunks fill what
+    is left. Of those that wait the one of lowest rank is admitted as soon as it fits, and none overtakes it, so nobody
+    starves. When pages run out, the running sequence of highest rank is preempted, so the one of lowest rank always
+    gets on and there is no deadlock: either what it has is swapped out, or it is computed again, whichever is cheaper.
     """
 
-    def __init__(self, limits: Limits, caches: CacheManager) -> None:
-        self.limits = limits
-        self.caches = caches
-        self.waiting: dict[str, Sequence] = {}
+    def __init__(self, limits: Limits, caches: CacheManager, costs: Costs) -> None:
+        self.limits, self.caches, self.costs = limits, caches, costs
+        self.waiting = WaitingQueue()
         self.running: dict[str, Sequence] = {}
 
     @property
@@ -73,60 +96,161 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
-        self.waiting[sequence.id] = sequence
+        self.waiting.add(sequence)
 
-    def find(self, request_id: str) -> Sequence | None:
-        """The sequence of a request that waits or runs."""
-        return self.running.get(request_id) or self.waiting.get(request_id)
-
-    def remove(self, sequence: Sequence) -> Freed | None:
-        """Forget a sequence, finished or not, and return the pages and the slot that it held, if any."""
-        if self.waiting.pop(sequence.id, None) or not self.running.pop(sequence.id, None):
-            return None
-        return self.caches.release(sequence)
+    def remove(self, sequence: Sequence, keep: bool = False) -> None:
+        """Forget a sequence, finished or not. `keep`: what it has computed is sound and may serve others."""
+        if sequence.running:
+            del self.running[sequence.name]
+            self.caches.release(sequence, keep)
+        elif self.waiting.remove(sequence):
+            self.caches.drop_swapped(sequence)
 
     def schedule(self) -> Plan:
         """Choose the next step; an empty plan means that there is nothing to run."""
         plan = Plan()
-        budget = self.limits.max_num_tokens
-        prefilling = []
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        most = 1 + self.limits.max_draft_tokens
         for sequence in self.running.values():
-            if sequence.decoding:
-                plan.add(sequence, 1)
-            else:
-                prefilling.append(sequence)
-        plan.decodes = len(plan.sequences)
-        budget -= plan.decodes
-        for sequence in prefilling:
-            if budget == 0:
-                return plan
-            budget -= self._add_chunk(plan, sequence, budget)
-        while budget and self.waiting and len(self.running) < self.limits.max_batch_size:
-            sequence = next(iter(self.waiting.values()))
-            if not self.caches.can_admit(sequence):
-                break
-            del self.waiting[sequence.id]
-            self.running[sequence.id] = sequence
-            self.caches.admit(sequence)
-            plan.admitted.append(sequence)
-            budget -= self._add_chunk(plan, sequence, budget)
+            decodes = sequence.output_ids and sequence.total - sequence.computed <= most
+            (decoding if decodes else prefilling).append(sequence)
+        self._plan_decode(plan, decoding, sum(sequence.total - sequence.computed for sequence in prefilling))
+        plan.decode_tokens = plan.num_tokens
+        self._plan_prefill(plan, prefilling)
+        if not plan.preempted:
+            self._admit(plan)
+        if plan.preempted:
+            plan.leave_out_preempted()
         return plan
 
-    def complete(self, plan: Plan) -> list[Sequence]:
-        """Record that a step has run and return, in the order of the plan, the sequences that sample a token now."""
-        sampling = []
-        for sequence, count in zip(plan.sequences, plan.counts, strict=True):
-            self.caches.slots.advance(sequence.slot, count)
-            sequence.computed += count
-            if sequence.computed == sequence.total:
-                sampling.append(sequence)
-        return sampling
+    def preempt(self, sequence: Sequence, plan: Plan) -> None:
+        """Let a running sequence wait, with what it has swapped out or to be computed again."""
+        del self.running[sequence.name]
+        sequence.drafts = []
+        num_bytes = self.caches.swap_bytes(sequence)
+        copying = 2 * num_bytes / self.costs.copy_bytes_per_s
+        if self.caches.swap.fits(num_bytes) and copying < sequence.computed * self.costs.seconds_per_token:
+            self.caches.swap_out(sequence)
+            plan.swapped_out.append(sequence)
+        else:
+            self.caches.release(sequence, keep=True)
+            sequence.computed = 0
+            plan.recomputed += 1
+        self.waiting.add(sequence)
+
+    def fork(self, leader: Sequence, follower: Sequence) -> dict[str, list[tuple[int, int]]] | None:
+        """Let a follower run from where its leader stands; None, and it waits, when there is no room for it.
+
+        Returns the pages that must be copied at once.
+        """
+        room = len(self.running) < self.limits.max_batch_size and len(self.running) < self.limits.max_num_tokens
+        copies = self.caches.fork(leader, follower) if room else None
+        if copies is None:
+            self.waiting.add(follower)
+        else:
+            self.running[follower.name] = follower
+        return copies
 
     def check_integrity(self) -> None:
-        """Raise `RuntimeError` unless free and held add up to the whole pool, for every kind of page and for slots."""
-        self.caches.check_integrity(self.running)
+        """Raise `RuntimeError` unless every page, slot and swapped byte is accounted for."""
+        self.caches.check_integrity(self.running.values(), list(self.waiting))
+
+    def _plan_decode(self, plan: Plan, sequences: list[Sequence], wanted: int) -> None:
+        """Rows of one token first; then those with drafts, or with tokens to run again because drafts were wrong."""
+        spare = self.limits.max_num_tokens - len(sequences)
+        for_drafts = spare - wanted - bool(self.waiting)
+        longer = []
+        for sequence in sequences:
+            if not sequence.running:
+                continue
+            if sequence.total - sequence.computed > 1:
+                longer.append(sequence)
+            elif sequence.drafter is not None and for_drafts > 0 and self._draft(sequence, for_drafts):
+                for_drafts -= len(sequence.drafts)
+                longer.append(sequence)
+            elif self._is_ready(plan, sequence, 1):
+                plan.add(sequence, 1, 1)
+        plan.singles = len(plan.sequences)
+        for sequence in longer:
+            del sequence.drafts[max(spare, 0) :]
+            pending = sequence.total - sequence.computed + len(sequence.drafts)
+            count = min(pending, 1 + max(spare, 0))
+            if not self._is_ready(plan, sequence, count):
+                continue
+            if sequence.drafts and not self.caches.part(sequence):
+                sequence.drafts, pending, count = [], 1, 1
+            plan.add(sequence, count, 1 + len(sequence.drafts) if count == pending else 0)
+            spare -= count - 1
+
+    def _draft(self, sequence: Sequence, limit: int) -> bool:
+        """Propose tokens, if there are pages for them without preempting anybody."""
+        assert sequence.drafter is not None
+        left = sequence.request.params.max_tokens - len(sequence.output_ids) - 1
+        limit = min(limit, left, self.limits.max_draft_tokens)
+        if limit > 0:
+            drafts = sequence.drafter.propose(limit)
+            if drafts and self.caches.grow(sequence, sequence.total + len(drafts)):
+                sequence.drafts = drafts
+        return bool(sequence.drafts)
+
+    def _plan_prefill(self, plan: Plan, sequences: Iterable[Sequence]) -> None:
+        budget = self.limits.max_num_tokens - plan.num_tokens
+        for sequence in sequences:
+            if budget <= 0:
+                return
+            if sequence.running:
+                budget -= self._add_chunk(plan, sequence, budget)
+
+    def _admit(self, plan: Plan) -> None:
+        budget = self.limits.max_num_tokens - plan.num_tokens
+        while budget > 0 and self.waiting and len(self.running) < self.limits.max_batch_size:
+            sequence = self.waiting.first()
+            if sequence.swapped is not None:
+                swapped = self.caches.swap_in(sequence)
+                if swapped is None:
+                    return
+                plan.swapped_in.append((sequence, swapped))
+            else:
+                hit = self.caches.admit(sequence)
+                if hit is None:
+                    return
+                plan.hits.append((sequence, hit))
+                if not hit.tokens:
+                    plan.started.append(sequence)
+            self.waiting.remove(sequence)
+            self.running[sequence.name] = sequence
+            budget -= self._add_chunk(plan, sequence, budget)
 
     def _add_chunk(self, plan: Plan, sequence: Sequence, budget: int) -> int:
-        count = min(sequence.total - sequence.computed, budget, self.limits.max_chunk or budget)
-        plan.add(sequence, count)
+        left = sequence.total - sequence.computed
+        count = min(left, budget, self.limits.max_chunk or budget)
+        if sequence.computed < sequence.next_snapshot:
+            count = min(count, sequence.next_snapshot - sequence.computed)
+        logits = int(count == left)
+        if sequence.scores_prompt:
+            logits = count = min(count, MAX_LOGITS_ROWS)
+        if not self._is_ready(plan, sequence, count):
+            return 0
+        plan.add(sequence, count, logits)
         return count
+
+    def _is_ready(self, plan: Plan, sequence: Sequence, count: int) -> bool:
+        """Make room for `count` more tokens and check the states; false when the sequence cannot run now."""
+        if not sequence.running:
+            return False
+        while not self.caches.grow(sequence, sequence.computed + count):
+            victim = max(self.running.values(), key=_rank)
+            self.preempt(victim, plan)
+            if victim is sequence:
+                return False
+        try:
+            self.caches.stage(sequence)
+        except RuntimeError as error:
+            plan.failed.append((sequence, error))
+            return False
+        return True
+
+
+def _rank(sequence: Sequence) -> Rank:
+    return sequence.rank

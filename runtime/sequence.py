@@ -1,44 +1,76 @@
-"""One request on its way through the engine."""
+"""One answer on its way through the engine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtrt.runtime.request import FinishReason, Output, Request
-from hybridtrt.runtime.text_stream import TextStream
+from hybridtrt.runtime.answer import Answer
+from hybridtrt.runtime.guided import Guide
+from hybridtrt.runtime.logits_processors import LogitsProcessors
+from hybridtrt.runtime.pages import Holding
+from hybridtrt.runtime.request import FinishReason, Request, TopLogProbs
+from hybridtrt.runtime.statistics import RequestTimes
+from hybridtrt.runtime.swap import Swapped
+
+if TYPE_CHECKING:
+    from hybridtrt.runtime.drafts import NgramDrafter
+
+Rank = tuple[float, int]
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """The tokens of a request, how many of them are in the caches, and the slot and pages that it holds.
+    """The tokens of an answer, how many of them are in the caches, and the slots and pages that it holds.
 
-    `computed` tokens of prompt + outputs are in the caches; the rest is pending. A sequence with one pending token that
-    it sampled itself decodes; every other one prefills.
+    `computed` tokens of prompt + outputs are in the caches; the rest is pending. Its recurrent states after `computed`
+    tokens are in slot `source`; the next step writes slot `target`, mostly the same one.
     """
 
     request: Request
     prompt: NDArray[np.int32]
+    answer: Answer
     seed: int = 0
     greedy: bool = True
     stop_ids: frozenset[int] = frozenset()
-    text: TextStream | None = None
+    processors: LogitsProcessors | None = None
+    guide: Guide | None = None
+    drafter: NgramDrafter | None = None
+    rank: Rank = (0.0, 0)  # the lowest goes first and is preempted last
+    times: RequestTimes = field(default_factory=lambda: RequestTimes(0.0))
+    followers: list[Sequence] = field(default_factory=list)  # answers that begin with this one's prompt once it is run
     output_ids: list[int] = field(default_factory=list)
+    drafts: list[int] = field(default_factory=list)  # assumed tokens of the step that runs
     total: int = 0  # prompt and output tokens
     computed: int = 0
-    slot: int = 0
-    generation: int = 0
-    pages: dict[str, list[int]] = field(default_factory=dict)  # by group, kept up to date by the pools
+    # What the caches keep of it.
+    row: int = -1  # of the block tables; -1: it does not run
+    source: int = 0
+    source_generation: int = 0
+    target: int = 0
+    target_generation: int = 0
+    holdings: list[Holding] = field(default_factory=list)  # by page group
     capacity: int = 0  # tokens that the pages hold
+    keys: list[bytes] = field(default_factory=list)  # of the content of its full pages
+    registered: int = 0  # tokens whose pages the prefix cache knows
+    junction: int = 0  # tokens of the prompt that an earlier one begins with
+    next_snapshot: int = 0
+    swapped: Swapped | None = None
 
     def __post_init__(self) -> None:
         self.total = len(self.prompt) + len(self.output_ids)
 
     @property
-    def id(self) -> str:
-        return self.request.id
+    def name(self) -> str:
+        """Unlike all others that live."""
+        return f"{self.request.id}/{self.answer.index}"
+
+    @property
+    def running(self) -> bool:
+        return self.row >= 0
 
     @property
     def max_cached(self) -> int:
@@ -46,39 +78,46 @@ class Sequence:
         return len(self.prompt) + self.request.params.max_tokens - 1
 
     @property
-    def decoding(self) -> bool:
-        """Whether the only pending token is one that the last step sampled."""
-        return bool(self.output_ids) and self.total - self.computed == 1
+    def scores_prompt(self) -> bool:
+        """Whether the next step's logits are those of prompt tokens whose log-probabilities are wanted."""
+        return self.request.params.prompt_log_probs is not None and self.computed < len(self.prompt)
 
     def pending(self, count: int) -> NDArray[np.int32]:
-        """The next `count` tokens to run."""
+        """The next `count` tokens to run, drafts included."""
         stop = self.computed + count
         if stop <= len(self.prompt):
             return self.prompt[self.computed : stop]
-        outputs = self.output_ids[max(self.computed - len(self.prompt), 0) : stop - len(self.prompt)]
+        outputs = [*self.output_ids, *self.drafts][max(self.computed - len(self.prompt), 0) : stop - len(self.prompt)]
         return np.concatenate([self.prompt[self.computed :], np.array(outputs, np.int32)])
 
-    def append(self, token: int, log_prob: float) -> Output:
-        """Add a sampled token, which is pending now, and return what it adds to the answer.
+    def tokens(self, stop: int) -> NDArray[np.int32]:
+        """The first `stop` tokens of prompt and output."""
+        if stop <= len(self.prompt):
+            return self.prompt[:stop]
+        return np.concatenate([self.prompt, np.array(self.output_ids[: stop - len(self.prompt)], np.int32)])
 
-        The output carries a finish reason when this was the last token. An end token has no text.
+    def append(self, token: int, log_prob: float, top: TopLogProbs) -> FinishReason | None:
+        """Add a sampled token, which is pending now, and return why it was the last one, if it was.
+
+        Raises `RuntimeError` when its guide does not allow it.
         """
         self.output_ids.append(token)
         self.total += 1
-        params = self.request.params
+        if self.processors is not None:
+            self.processors.append(token)
+        if self.drafter is not None:
+            self.drafter.append(token)
         reason: FinishReason | None = None
-        if token in self.stop_ids:
+        ended = token in self.stop_ids
+        if ended or (self.guide is not None and self._completes(self.guide, token)):
             reason = "stop"
-        elif len(self.output_ids) >= params.max_tokens:
+        elif len(self.output_ids) >= self.request.params.max_tokens:
             reason = "length"
-        text = ""
-        if self.text is not None:
-            text, reason = self._text(self.text, token, reason)
-        return Output(self.request.id, (token,), text, (log_prob,) if params.return_log_probs else (), reason)
+        if self.answer.push(token, log_prob, top, not ended):
+            return "stop"
+        return "stop" if reason and self.answer.finish() else reason
 
-    def _text(self, stream: TextStream, token: int, reason: FinishReason | None) -> tuple[str, FinishReason | None]:
-        text, stopped = ("", False) if reason == "stop" else stream.push(token)
-        if reason and not stopped:
-            rest, stopped = stream.finish()
-            text += rest
-        return text, "stop" if stopped else reason
+    @staticmethod
+    def _completes(guide: Guide, token: int) -> bool:
+        guide.accept(token)
+        return guide.finished

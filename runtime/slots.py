@@ -1,22 +1,28 @@
-"""The state slots: who owns each one and how many tokens its states have seen."""
+"""The state slots: who reads and writes each one, how many tokens its states have seen, and which are snapshots."""
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class SlotRecord:
-    """What is in a slot: the states of `owner` after `tokens` tokens. `generation` counts the owners so far."""
+    """What is in a slot: states after `tokens` tokens. `generation` counts how often it was taken."""
 
-    owner: str | None = None
-    generation: int = 0
     tokens: int = 0
+    generation: int = 0
+    holders: list[str] = field(default_factory=list)
+    key: bytes | None = None  # of the tokens, if the states are a snapshot
 
 
 class SlotPool:
-    """Hands out slots `1..num_slots-1`; slot 0 is the state of padding and is never handed out."""
+    """Hands out slots `1..num_slots-1`; slot 0 is the state of padding and is never handed out.
+
+    A slot can be registered as a snapshot of a prefix; once nobody holds it, it stays until its room is needed, least
+    recently used first. `lost` collects slots whose states are gone, for whoever poisons them.
+    """
 
     def __init__(self, num_slots: int) -> None:
         if num_slots < 2:
@@ -24,6 +30,9 @@ class SlotPool:
         self.num_slots = num_slots
         self.free = list(range(num_slots - 1, 0, -1))
         self.records = [SlotRecord() for _ in range(num_slots)]
+        self.lost: list[int] = []
+        self._snapshots: dict[bytes, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()  # snapshots that nobody holds, least recently used first
 
     @property
     def usable(self) -> int:
@@ -31,50 +40,106 @@ class SlotPool:
         return self.num_slots - 1
 
     @property
-    def used(self) -> int:
-        """Slots that are held now."""
-        return self.usable - len(self.free)
+    def cached(self) -> int:
+        """Snapshots that nobody holds."""
+        return len(self._idle)
 
-    def take(self, owner: str) -> tuple[int, int]:
-        """Give a slot to an owner: its number and its generation. Its states must be zeroed before they are read."""
-        slot = self.free.pop()
+    @property
+    def used(self) -> int:
+        """Slots that somebody holds."""
+        return self.usable - len(self.free) - len(self._idle)
+
+    @property
+    def available(self) -> int:
+        """Slots that can be taken."""
+        return len(self.free) + len(self._idle)
+
+    def take(self, owner: str, tokens: int = 0) -> tuple[int, int]:
+        """Give a slot to an owner: its number and its generation.
+
+        `tokens` is what its states will have seen when they are first read: they must be zeroed or written before.
+        """
+        slot = self.free.pop() if self.free else self._evict()
         record = self.records[slot]
-        record.owner, record.generation, record.tokens = owner, record.generation + 1, 0
+        record.generation += 1
+        record.tokens = tokens
+        record.holders.append(owner)
         return slot, record.generation
+
+    def hold(self, slot: int, owner: str) -> int:
+        """Let one more owner read a slot, and return its generation."""
+        self._idle.pop(slot, None)
+        record = self.records[slot]
+        record.holders.append(owner)
+        return record.generation
 
     def check(self, slot: int, owner: str, generation: int, tokens: int) -> None:
         """Raise `RuntimeError` unless the slot holds this owner's states after exactly `tokens` tokens."""
         record = self.records[slot]
-        if record.tokens != tokens or record.generation != generation or record.owner != owner:
+        if record.tokens != tokens or record.generation != generation or owner not in record.holders:
             raise RuntimeError(
-                f"slot {slot} holds {record.owner!r} (generation {record.generation}) after {record.tokens} tokens; "
-                f"expected {owner!r} (generation {generation}) after {tokens} tokens"
+                f"slot {slot} of {record.holders} (generation {record.generation}) holds states after {record.tokens} "
+                f"tokens; expected {owner!r} (generation {generation}) after {tokens} tokens"
             )
 
-    def advance(self, slot: int, tokens: int) -> None:
-        """Record that a step has run `tokens` more tokens through the states of a slot."""
-        self.records[slot].tokens += tokens
-
-    def release(self, slot: int, owner: str, generation: int) -> bool:
-        """Take a slot back. False, and nothing is changed, when it is not this owner's any more."""
+    def drop(self, slot: int, owner: str, generation: int) -> bool:
+        """Take a slot back from an owner. False, and nothing is changed, when it is not this owner's any more."""
         record = self.records[slot]
-        if record.owner != owner or record.generation != generation:
+        if record.generation != generation or owner not in record.holders:
             return False
-        record.owner, record.tokens = None, 0
-        self.free.append(slot)
+        record.holders.remove(owner)
+        if not record.holders:
+            if record.key is None:
+                self.free.append(slot)
+                self.lost.append(slot)
+            else:
+                self._idle[slot] = None
         return True
 
-    def faults(self, owners: Collection[str]) -> list[str]:
-        """What is wrong with the accounts if `owners` are all that live, one line a fault; empty when all is well."""
+    def register(self, slot: int, key: bytes) -> bool:
+        """Make a slot that somebody holds the snapshot of a prefix. False when there is one already."""
+        if key in self._snapshots or self.records[slot].key is not None:
+            return False
+        self._snapshots[key] = slot
+        self.records[slot].key = key
+        return True
+
+    def find(self, key: bytes, tokens: int) -> int:
+        """The snapshot of a prefix of `tokens` tokens, 0 if there is none."""
+        slot = self._snapshots.get(key, 0)
+        return slot if self.records[slot].tokens == tokens else 0
+
+    def forget(self, slot: int) -> None:
+        """A slot that somebody holds is no snapshot any more: its states are about to be overwritten."""
+        key = self.records[slot].key
+        if key is not None:
+            del self._snapshots[key]
+            self.records[slot].key = None
+
+    def _evict(self) -> int:
+        slot, _ = self._idle.popitem(last=False)
+        self.forget(slot)
+        self.lost.append(slot)
+        return slot
+
+    def faults(self, holders: Collection[tuple[int, str]]) -> list[str]:
+        """What is wrong with the accounts if `holders` (slot and owner) are all that live, one line a fault."""
         faults = []
-        free = set(self.free)
-        if len(free) != len(self.free) or not free <= set(range(1, self.num_slots)):
-            faults.append(f"the free list of slots is damaged: {sorted(self.free)}")
+        expected = Counter(holders)
         for slot, record in enumerate(self.records):
-            if record.owner is not None and slot in free:
-                faults.append(f"slot {slot} is free and held by {record.owner!r}")
-            elif record.owner is not None and record.owner not in owners:
-                faults.append(f"slot {slot} is held by {record.owner!r}, which is gone")
-            elif record.owner is None and slot not in free and slot != 0:
-                faults.append(f"slot {slot} is neither free nor held")
+            for owner in set(record.holders):
+                if record.holders.count(owner) > expected[slot, owner]:
+                    faults.append(f"slot {slot} is held by {owner!r}, which is gone or has another one")
+            places = (slot in self.free) + (slot in self._idle) + bool(record.holders)
+            if places != (slot > 0):
+                faults.append(f"slot {slot} is in {places} of: the free list, the snapshots, a sequence")
+            if record.key is not None and self._snapshots.get(record.key) != slot:
+                faults.append(f"the snapshot in slot {slot} cannot be found")
+        for slot, owner in expected:
+            if owner not in self.records[slot].holders:
+                faults.append(f"slot {slot} of {owner!r} is not held by it")
+        if len(set(self.free)) != len(self.free):
+            faults.append(f"the free list of slots is damaged: {sorted(self.free)}")
+        if any(self.records[slot].key != key for key, slot in self._snapshots.items()):
+            faults.append("the keys of snapshots do not name them")
         return faults

@@ -252,9 +252,8 @@ def check_pages(table: Int32, context: Int32, ends: Int32, spec: PageSpec, info:
     assert table.shape[0] == len(ends)
     assert used.max() <= table.shape[1]
     assert ((table >= 0) & (table < info.num_pages[spec.group])).all()
-    released = column < (np.maximum(context - window + 1, 0) // size)[:, None]
-    assert (table[released] == 0).all()
-    assert (table[~released & (column < used[:, None])] > 0).all()
+    seen = column >= (np.maximum(context - window + 1, 0) // size)[:, None]
+    assert (table[seen & (column < used[:, None])] > 0).all()
     writable = (context < limit)[:, None] & (column >= context[:, None] // size)
     held = table > 0
     written, read = table[held & writable].tolist(), table[held & ~writable].tolist()

@@ -43,6 +43,7 @@ def lone_tokens(request: Request, info: RunnerInfo) -> tuple[int, ...]:
             temperature=np.array([temperature_of(params)], np.float64),
             top_k=np.array([params.top_k or 0]),
             top_p=np.array([1.0 if params.top_p is None else params.top_p]),
+            min_p=np.array([params.min_p or 0.0]),
             seeds=np.array([params.seed or 0], np.uint64),
             positions=np.array([len(history)]),
         )
@@ -108,7 +109,7 @@ def test_100_requests_that_come_and_go_get_what_they_get_alone(
             name = rng.choice(requests).id
             cancelled.add(name)
             engine.cancel(name)
-        for pool in (*engine._caches.pools, engine._caches.slots):
+        for pool in filter(None, (*engine._caches.pools, engine._caches.slots)):
             rng.shuffle(pool.free)
         for output in engine.step():
             outputs[output.request_id].append(output)

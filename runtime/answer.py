@@ -1,0 +1,82 @@
+"""One answer on its way to the client: tokens become text, and outputs are due every so many tokens."""
+
+from __future__ import annotations
+
+from hybridtrt.runtime.request import FinishReason, Output, Request, TopLogProbs
+from hybridtrt.runtime.text_stream import TextStream
+
+
+class Answer:
+    """Collects what was sampled until an output of `stream_interval` tokens is due.
+
+    With stop words each token is read as it comes: the answer ends at the token that completes one. Otherwise the
+    tokens of an output are read together.
+    """
+
+    def __init__(self, request: Request, index: int, text: TextStream | None) -> None:
+        self.index = index  # which of the request's n answers
+        self._request = request
+        self._text = text
+        self._eager = any(request.params.stop_words)
+        self._tokens: list[int] = []
+        self._unread: list[int] = []
+        self._pieces: list[str] = []
+        self._log_probs: list[float] = []
+        self._top: list[TopLogProbs] = []
+        self._prompt: list[tuple[float, TopLogProbs]] = []
+        self.num_prompt_scores = 0  # prompt tokens whose log-probabilities have been added
+
+    @property
+    def due(self) -> bool:
+        """Whether an output is as long as the request wants it."""
+        return len(self._tokens) >= self._request.params.stream_interval
+
+    def push(self, token: int, log_prob: float, top: TopLogProbs, visible: bool = True) -> bool:
+        """Add a token, which has text if it is `visible`; true when it completes a stop word."""
+        self._tokens.append(token)
+        params = self._request.params
+        if params.return_log_probs:
+            self._log_probs.append(log_prob)
+        if params.top_log_probs:
+            self._top.append(top)
+        if self._text is None:
+            return False
+        if visible:
+            self._unread.append(token)
+        return (self._eager or self.due) and self._read(self._text)
+
+    def push_prompt(self, log_probs: tuple[tuple[float, TopLogProbs], ...]) -> None:
+        """Add log-probabilities of the next tokens of the prompt."""
+        self._prompt.extend(log_probs)
+        self.num_prompt_scores += len(log_probs)
+
+    def finish(self) -> bool:
+        """Turn into text what is held back, when no more will come; true when that completes a stop word."""
+        if self._text is None or self._read(self._text):
+            return self._text is not None
+        rest, stopped = self._text.finish()
+        self._pieces.append(rest)
+        return stopped
+
+    def take(self, reason: FinishReason | None = None, error: str | None = None, more: bool = False) -> Output:
+        """What has not been taken yet."""
+        output = Output(
+            self._request.id, tuple(self._tokens), "".join(self._pieces), (), reason, error, self.index, more
+        )
+        self._tokens.clear()
+        self._pieces.clear()
+        if self._log_probs or self._top or self._prompt:
+            output.log_probs, output.top_log_probs = tuple(self._log_probs), tuple(self._top)
+            output.prompt_log_probs = tuple(self._prompt)
+            self._log_probs.clear()
+            self._top.clear()
+            self._prompt.clear()
+        return output
+
+    def _read(self, text: TextStream) -> bool:
+        if not self._unread:
+            return False
+        piece, stopped = text.push_many(self._unread)
+        self._unread.clear()
+        self._pieces.append(piece)
+        return stopped

@@ -1,0 +1,109 @@
+"""Plans on the runner: bytes are moved first, then the step runs, then its tokens are sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtrt.runtime.batch import BatchBuilder
+from hybridtrt.runtime.cache_manager import CacheManager
+from hybridtrt.runtime.runner import Runner
+from hybridtrt.runtime.sampler import Choice, choose, prompt_log_probs
+from hybridtrt.runtime.scheduler import Plan
+from hybridtrt.runtime.sequence import Sequence
+from hybridtrt.runtime.swap import Swapped
+
+Logits = NDArray[np.float32]
+
+
+class Executor:
+    """Runs plans. `poison`: overwrite what has lost its owner with NaN before anything else is written."""
+
+    def __init__(self, runner: Runner, caches: CacheManager, num_rows: int, poison: bool) -> None:
+        self._runner, self._caches, self._poison = runner, caches, poison
+        self._builder = BatchBuilder(caches, num_rows, runner.info.max_seq_len)
+
+    def run(self, plan: Plan) -> Logits:
+        """Move bytes, run the step and return the logits `[R, vocab_size]` to sample from: `plan.logits` rows each."""
+        for sequence in plan.swapped_out:
+            if (swapped := sequence.swapped) is not None:
+                swapped.data = self._runner.save(swapped.pages, swapped.slots)
+        self._poison_lost()
+        for sequence, swapped in plan.swapped_in:
+            self._restore(sequence, swapped)
+        if plan.started and self._caches.slots is not None:
+            self._runner.clear_slots([sequence.target for sequence in plan.started])
+        if not plan.sequences:
+            return np.zeros((0, self._runner.info.vocab_size), np.float32)
+        for sequence, wanted in zip(plan.sequences, plan.logits, strict=True):
+            if sequence.guide is not None and wanted:
+                sequence.guide.start()
+        batch = self._builder.build(plan)
+        logits = self._runner.step(batch)
+        expected = (len(batch.logits_indices), self._runner.info.vocab_size)
+        if logits.shape != expected:
+            raise RuntimeError(f"the runner returned logits of shape {logits.shape}; expected {expected}")
+        return _score_prompts(plan, logits) if any(s.scores_prompt for s in plan.sequences) else logits
+
+    def sample(self, plan: Plan, logits: Logits) -> Choice:
+        """Sample from the logits of a plan: for sequence `i` the next `plan.logits[i]` rows of the result."""
+        if plan.singles == len(plan.sequences):
+            sequences, ahead = plan.sequences, [0] * plan.singles
+        else:
+            rows = [(s, j) for s, wanted in zip(plan.sequences, plan.logits, strict=True) for j in range(wanted)]
+            sequences, ahead = [sequence for sequence, _ in rows], [j for _, j in rows]
+        masks = None
+        if any(sequence.guide is not None for sequence in sequences):
+            masks = [None if sequence.guide is None else sequence.guide.mask() for sequence in sequences]
+        return choose(logits, sequences, ahead, masks)
+
+    def sample_first(self, follower: Sequence, logits: Logits) -> Choice:
+        """Sample the first token of an answer whose prompt its leader has run: `logits` `[1, vocab_size]`."""
+        masks = None
+        if follower.guide is not None:
+            follower.guide.start()
+            masks = [follower.guide.mask()]
+        return choose(logits, [follower], [0], masks)
+
+    def copy_pages(self, copies: Mapping[str, Items[tuple[int, int]]]) -> None:
+        """Copy pages between two steps."""
+        self._poison_lost()
+        self._runner.copy_pages(copies)
+
+    def _restore(self, sequence: Sequence, swapped: Swapped) -> None:
+        """The sequence may have got more pages for this step than it had."""
+        pages = {
+            pool.group: holding.held[: len(swapped.pages[pool.group])]
+            for pool, holding in zip(self._caches.pools, sequence.holdings, strict=True)
+        }
+        self._runner.restore(swapped.data, pages, [sequence.target] if swapped.slots else [])
+
+    def _poison_lost(self) -> None:
+        pages, slots = self._caches.take_lost()
+        if self._poison and (pages or slots):
+            self._runner.poison(pages, slots)
+
+
+def _score_prompts(plan: Plan, logits: Logits) -> Logits:
+    """Hand the log-probabilities of prompts to those who want them; the rest of the logits is left, as `plan` says."""
+    kept: list[int] = []
+    end = 0
+    for i, (sequence, count) in enumerate(zip(plan.sequences, plan.counts, strict=True)):
+        rows = range(end, end + plan.logits[i])
+        end = rows.stop
+        if sequence.scores_prompt:
+            first, last = sequence.computed + 1, min(sequence.computed + count + 1, len(sequence.prompt))
+            known = sequence.answer.num_prompt_scores + 1  # the first token has no probability
+            scored = range(max(first, known), last)
+            at = [rows.start + token - first for token in scored]
+            k = sequence.request.params.prompt_log_probs or 0
+            sequence.answer.push_prompt(
+                prompt_log_probs(logits[at], sequence.prompt[scored.start : scored.stop].tolist(), k)
+            )
+            plan.logits[i] = int(sequence.computed + count == sequence.total)
+            rows = rows[len(rows) - plan.logits[i] :]
+        kept.extend(rows)
+    return logits[kept]

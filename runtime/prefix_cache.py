@@ -1,0 +1,99 @@
+"""Which prefixes are cached: keys by content, the longest hit, and where snapshots of states are worth their slots.
+
+A prefix of n tokens can be reused where every page group has its pages (of a window: those that the next token sees)
+and, in a model with recurrent layers, a slot holds the states after exactly n tokens. n is a multiple of the page size.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence as Row
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtrt.runtime.pages import PagePool
+from hybridtrt.runtime.slots import SlotPool
+
+NEVER = 1 << 62
+MAX_SEEN = 1 << 16  # boundaries of earlier prompts that are remembered
+KEY_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A cached prefix of `tokens` tokens: by group the first page that is needed and the pages from there on."""
+
+    tokens: int = 0
+    slot: int = 0  # of its states, 0 in a model without
+    pages: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+
+def extend_keys(keys: list[bytes], tokens: NDArray[np.int32], page_size: int, salt: str) -> None:
+    """Append the key of every further full page of `tokens` [N]: each names the page and all before it."""
+    before = keys[-1] if keys else blake2b(salt.encode(), digest_size=KEY_BYTES, person=b"salt").digest()
+    for start in range(len(keys) * page_size, len(tokens) - page_size + 1, page_size):
+        before = blake2b(before + tokens[start : start + page_size].tobytes(), digest_size=KEY_BYTES).digest()
+        keys.append(before)
+
+
+class PrefixCache:
+    """Finds hits in the pools. `interval` is the distance of regular snapshots in tokens."""
+
+    def __init__(self, pools: Row[PagePool], slots: SlotPool | None, page_size: int, interval: int) -> None:
+        self.pools, self.slots, self.page_size = pools, slots, page_size
+        self._interval = max(interval // page_size, 1) * page_size
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+
+    def find(self, keys: Row[bytes], tokens: int) -> Hit:
+        """The longest hit for a sequence of `tokens` tokens with these page keys, of which the last must run."""
+        most = min(len(keys), (tokens - 1) // self.page_size)
+        for pool in self.pools:
+            if pool.window is None:
+                most = self._leading(pool, keys, most)
+        for count in range(most, 0, -1):
+            slot = self.slots.find(keys[count - 1], count * self.page_size) if self.slots else 0
+            if self.slots and not slot:
+                continue
+            pages = [self._pages(pool, keys, count) for pool in self.pools]
+            if all(found is not None for found in pages):
+                return Hit(count * self.page_size, slot, tuple(found for found in pages if found is not None))
+        return Hit(pages=tuple((0, ()) for _ in self.pools))
+
+    def junction(self, keys: Row[bytes], tokens: int) -> int:
+        """Tokens that the prompt shares with an earlier one, in whole pages; then remember this prompt too."""
+        shared = 0
+        for count, key in enumerate(keys[: (tokens - 1) // self.page_size], 1):
+            if key in self._seen:
+                shared = count * self.page_size
+            self._seen[key] = None
+            self._seen.move_to_end(key)
+        while len(self._seen) > MAX_SEEN:
+            self._seen.popitem(last=False)
+        return shared
+
+    def next_snapshot(self, after: int, junction: int, prompt: int) -> int:
+        """The next place beyond `after` tokens where a snapshot is worth its slot."""
+        if self.slots is None:
+            return NEVER
+        last = (prompt - 1) // self.page_size * self.page_size
+        places = [(after // self._interval + 1) * self._interval, junction, last]
+        return min(place for place in places if place > after)
+
+    @staticmethod
+    def _leading(pool: PagePool, keys: Row[bytes], most: int) -> int:
+        """Tokens beyond the pool's limit have no pages, so its pages do not bound the hit there."""
+        end = most if pool.limit is None else min(most, pool.end(pool.limit))
+        for i in range(end):
+            if not pool.find(keys[i]):
+                return i
+        return most
+
+    @staticmethod
+    def _pages(pool: PagePool, keys: Row[bytes], count: int) -> tuple[int, tuple[int, ...]] | None:
+        tokens = count * pool.page_size
+        first, end = pool.first(tokens), pool.end(tokens)
+        pages = tuple(pool.find(keys[i]) for i in range(first, end))
+        return (first, pages) if all(pages) else None
