@@ -94,7 +94,11 @@ class Load:
         for _ in range(count):
             prompt = tuple(self._rng.integers(0, VOCAB, PROMPT).tolist())
             # turnover is even from the start: the first outputs end at different times
-            tokens = self._output if self._sent >= self.engine.info.max_batch_size else self._output - self._sent % 64
+            tokens = (
+                self._output
+                if self._sent >= self.engine.info.max_batch_size
+                else self._output - self._sent % self._output
+            )
             self.engine.submit(Request(str(self._sent), prompt, SamplingParams(max_tokens=tokens, ignore_eos=True)))
             self._sent += 1
 
