@@ -18,6 +18,7 @@ from hybridtrt.runtime.pages import PagePool
 from hybridtrt.runtime.slots import SlotPool
 
 NEVER = 1 << 62
+MIN_PAGES = 2  # a snapshot at a prompt's end costs its request one more step: it must save others at least so much
 MAX_SEEN = 1 << 16  # boundaries of earlier prompts that are remembered
 KEY_BYTES = 16
 
@@ -78,9 +79,13 @@ class PrefixCache:
         """The next place beyond `after` tokens where a snapshot is worth its slot."""
         if self.slots is None:
             return NEVER
+        places = [(after // self._interval + 1) * self._interval]
         last = (prompt - 1) // self.page_size * self.page_size
-        places = [(after // self._interval + 1) * self._interval, junction, last]
-        return min(place for place in places if place > after)
+        if last - after >= MIN_PAGES * self.page_size:
+            places.append(last)
+        if junction > after:
+            places.append(junction)
+        return min(places)
 
     @staticmethod
     def _leading(pool: PagePool, keys: Row[bytes], most: int) -> int:

@@ -145,10 +145,10 @@ def test_a_step_mixes_prefill_and_decode() -> None:
     engine = Engine(runner)
     engine.submit(ask("a", max_tokens=5))
     engine.step()
-    engine.submit(ask("b", range(9), max_tokens=5))
+    engine.submit(ask("b", range(7), max_tokens=5))
     assert {output.request_id for output in engine.step()} == {"a", "b"}
-    assert np.diff(runner.batches[-1].cu_seqlens).tolist() == [1, 9]
-    assert runner.batches[-1].logits_indices.tolist() == [0, 9]
+    assert np.diff(runner.batches[-1].cu_seqlens).tolist() == [1, 7]
+    assert runner.batches[-1].logits_indices.tolist() == [0, 7]
 
 
 def test_a_step_without_a_finished_prefill_has_no_outputs() -> None:
@@ -301,10 +301,11 @@ def test_a_damaged_slot_record_ends_its_request_before_the_step() -> None:
     for request in requests:
         engine.submit(request)
     engine.step()
-    engine._caches.slots.records[engine._scheduler.running["a"].slot].tokens += 1
+    engine._caches.slots.records[engine._scheduler.running["a/0"].source].tokens += 1
     results = run_all(engine)
     assert results["a"].error == (
-        "RuntimeError: slot 1 holds 'a' (generation 1) after 3 tokens; expected 'a' (generation 1) after 2 tokens"
+        "RuntimeError: slot 1 of ['a/0'] (generation 1) holds states after 3 tokens; "
+        "expected 'a/0' (generation 1) after 2 tokens"
     )
     assert results["b"].token_ids == lone_tokens(requests[1], engine.info)
     engine.check_integrity()
@@ -316,7 +317,7 @@ def test_the_failure_of_all_that_run_does_not_reach_those_that_wait() -> None:
     engine.step()
     engine.submit(ask("waits", range(8), max_tokens=8))
     engine._caches.slots.records[1].generation += 1
-    engine._caches.slots.records[1].owner = None
+    engine._caches.slots.records[1].holders.clear()
     engine._caches.slots.free.append(1)
     results = run_all(engine)
     assert results["damaged"].finish_reason == "error"
@@ -326,11 +327,11 @@ def test_the_failure_of_all_that_run_does_not_reach_those_that_wait() -> None:
 
 def test_a_leak_does_not_let_a_request_wait_for_ever() -> None:
     engine = Engine(NullRunner(null_info(num_pages={"full": 5})))
-    engine._caches.pools[0].reserve("nobody", 1)
-    engine._caches.pools[0].take("nobody", 1)
+    pool = engine._caches.pools[0]
+    pool.take(pool.open("nobody", 1), 1)
     large, small = engine.generate([ask("large", range(14), max_tokens=2), ask("small", max_tokens=2)])
     assert large.error == (
-        "RuntimeError: caches are damaged: pages of group 'full' are held by 'nobody', which is gone"
+        "RuntimeError: caches are damaged: page 1 of group 'full' is held by 'nobody', which is gone"
     )
     assert small.finish_reason == "length"
 
@@ -460,7 +461,7 @@ def test_a_page_group_without_a_size_is_refused() -> None:
 def test_statistics_are_plain_data() -> None:
     engine = Engine(NullRunner(null_info(max_batch_size=2)))
     for name in "abc":
-        engine.submit(ask(name, range(5), max_tokens=4))
+        engine.submit(ask(name, (ord(name) % 50, *range(4)), max_tokens=4))
     assert engine.statistics()["waiting"] == 3
     engine.step()
     engine.step()
@@ -544,6 +545,10 @@ def test_a_broken_tokenizer_ends_one_request() -> None:
     assert hard not in expected[1]
 
     class Broken(Tokenizer):
+        def __init__(self, tokenizer: object) -> None:
+            super().__init__(tokenizer)
+            self.token_bytes = None
+
         def decode(self, ids: Sequence[int]) -> str:
             if hard in ids:
                 raise ValueError(f"cannot decode {hard}")
@@ -557,5 +562,5 @@ def test_a_broken_tokenizer_ends_one_request() -> None:
 
 
 def test_results_are_joined_only_when_finished() -> None:
-    with pytest.raises(ValueError, match="not those of a finished request"):
+    with pytest.raises(ValueError, match="not those of a finished answer"):
         join([Output("a", (1,))])
