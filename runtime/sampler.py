@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtrt.plugins.sample import SampleParams
+from hybridtrt.plugins.sample import Sampled, SampleParams
 from hybridtrt.plugins.sample.cpu import largest, sample
 from hybridtrt.plugins.sample.reference import greedy, log_normalizer
+from hybridtrt.runtime.logits_processors import FORBIDDEN
 from hybridtrt.runtime.request import SamplingParams, TopLogProbs
 from hybridtrt.runtime.sequence import Sequence
 
@@ -36,35 +37,30 @@ class Choice:
 def choose(
     logits: F32, sequences: Rows[Sequence], ahead: Rows[int], masks: Rows[Bitmask | None] | None = None
 ) -> Choice:
-    """Sample one token for each row of `logits` [R, V], which may be overwritten.
+    """Sample one token for each row of `logits` [R, V]; rows that a request changes are restored in the end.
 
     Row i is `ahead[i]` tokens after the next one of `sequences[i]`, whose first `ahead[i]` drafts are taken for output.
     The request's logits processors come first, then `masks[i]`, then temperature, top-k, top-p and min-p. The token is
     a function of the row, the request, its seed, the position and the history, so nothing depends on the other rows.
     Log-probabilities are those of the model's logits.
     """
-    result = greedy(logits)
-    asked = [i for i, sequence in enumerate(sequences) if _wants_log_probs(sequence.request.params)]
-    raw = logits[asked]
-    for i, sequence in enumerate(sequences):
-        if _change(logits[i], sequence, ahead[i], masks[i] if masks else None):
-            changed = greedy(logits[i : i + 1])
-            result.tokens[i] = changed.tokens[0]
-            result.valid[i] &= changed.valid[0]
-    random = [i for i, sequence in enumerate(sequences) if not sequence.greedy]
-    if random:
-        params = _params([sequences[i] for i in random], [ahead[i] for i in random], logits.shape[1])
-        result.tokens[random] = sample(logits if len(random) == len(logits) else logits[random], params).tokens
+    changed = [i for i, s in enumerate(sequences) if s.processors is not None or (masks and masks[i] is not None)]
+    model = logits[changed]
+    for i in changed:
+        _change(logits[i], sequences[i], ahead[i], masks[i] if masks else None)
+    result = _sample(logits, sequences, ahead)
+    result.valid[changed] &= greedy(model).valid
+    logits[changed] = model
     choice = Choice(
         tokens=result.tokens.tolist(),
         log_probs=[math.nan] * len(sequences),
         valid=result.valid.tolist(),
         top=[()] * len(sequences),
     )
-    for i, row in zip(asked, raw, strict=True):
-        if choice.valid[i]:
-            count = sequences[i].request.params.top_log_probs
-            choice.log_probs[i], choice.top[i] = _row_log_probs(row, choice.tokens[i], count)
+    for i, sequence in enumerate(sequences):
+        params = sequence.request.params
+        if (params.return_log_probs or params.top_log_probs) and choice.valid[i]:
+            choice.log_probs[i], choice.top[i] = _log_probs(logits[i], choice.tokens[i], params.top_log_probs)
     return choice
 
 
@@ -73,7 +69,7 @@ def prompt_log_probs(logits: F32, tokens: Rows[int], k: int) -> tuple[tuple[floa
 
     Row i holds the logits of the place before token i. Where they are not finite the result is (NaN, ()).
     """
-    return tuple(_row_log_probs(row, int(token), k) for row, token in zip(logits, tokens, strict=True))
+    return tuple(_log_probs(row, int(token), k) for row, token in zip(logits, tokens, strict=True))
 
 
 def temperature_of(params: SamplingParams) -> float:
@@ -83,6 +79,15 @@ def temperature_of(params: SamplingParams) -> float:
     if params.temperature is not None:
         return params.temperature
     return 1.0 if params.top_k or (params.top_p or 1) < 1 or params.min_p else 0.0
+
+
+def _sample(logits: F32, sequences: Rows[Sequence], ahead: Rows[int]) -> Sampled:
+    result = greedy(logits)
+    random = [i for i, sequence in enumerate(sequences) if not sequence.greedy]
+    if random:
+        params = _params([sequences[i] for i in random], [ahead[i] for i in random], logits.shape[1])
+        result.tokens[random] = sample(logits if len(random) == len(logits) else logits[random], params).tokens
+    return result
 
 
 def _params(sequences: Rows[Sequence], ahead: Rows[int], vocab_size: int) -> SampleParams:
@@ -98,21 +103,16 @@ def _params(sequences: Rows[Sequence], ahead: Rows[int], vocab_size: int) -> Sam
     )
 
 
-def _change(row: F32, sequence: Sequence, ahead: int, mask: Bitmask | None) -> bool:
-    """Apply the processors and the mask to a row of logits `[V]`; whether there are any."""
+def _change(row: F32, sequence: Sequence, ahead: int, mask: Bitmask | None) -> None:
+    """Apply the processors and the mask, where there are any, to a row of logits `[V]`."""
     if sequence.processors is not None:
         sequence.processors.apply(row, sequence.drafts[:ahead])
     if mask is not None:
         allowed = np.unpackbits(mask.astype("<u4", copy=False).view(np.uint8), count=len(row), bitorder="little")
-        np.putmask(row, allowed == 0, -np.inf)
-    return sequence.processors is not None or mask is not None
+        np.putmask(row, allowed == 0, FORBIDDEN)
 
 
-def _wants_log_probs(params: SamplingParams) -> bool:
-    return params.return_log_probs or params.top_log_probs > 0
-
-
-def _row_log_probs(row: F32, token: int, count: int) -> tuple[float, TopLogProbs]:
+def _log_probs(row: F32, token: int, count: int) -> tuple[float, TopLogProbs]:
     """The log-probability of a token under a row of logits `[V]`, and those of the `count` best tokens."""
     normalizer = log_normalizer(row)
     top: TopLogProbs = ()

@@ -97,7 +97,7 @@ def _is_bias(value: Any) -> bool:
 
 def _integer(low: int, high: int | None = None, note: str = "") -> Check:
     expected = f"an integer of at least {low}" if high is None else f"an integer in {low}..{high}"
-    return expected + note, lambda value: _is_integer(value) and low <= value <= (value if high is None else high)
+    return expected + note, lambda value: _is_integer(value) and low <= value and (high is None or value <= high)
 
 
 def _number(low: float, high: float) -> Check:

@@ -282,7 +282,9 @@ def test_a_batch_mixes_all_kinds_of_rows() -> None:
     ahead = [0, 1, 2, 3, 4, 4, 3, 2, 1, 0]
     masks = [packed(rng.random(VOCAB) < 0.1) if row % 3 == 0 else None for row in range(10)]
     logits[5, 3] = np.nan
-    together = choose(logits.copy(), sequences, ahead, masks)
+    given = logits.copy()
+    together = choose(given, sequences, ahead, masks)
+    assert np.array_equal(given, logits, equal_nan=True)
     assert together.valid == [row != 5 for row in range(10)]
     for row in range(10):
         alone = choose(logits[row : row + 1].copy(), [sequences[row]], [ahead[row]], [masks[row]])
