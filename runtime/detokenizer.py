@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
-BROKEN = "\ufffd"  # what tokenizers decode incomplete or invalid UTF-8 to
+from hybridtrt.runtime.token_bytes import BROKEN
+
 MAX_HELD = 3  # a character of UTF-8 that is incomplete has at most three bytes
 FIRST_WINDOW = 8  # tokens of the prompt that are decoded with the first output; more when they begin inside a character
 MAX_PENDING = 32  # tokens without a complete end, all invalid by then but the last
@@ -30,12 +31,32 @@ class Detokenizer:
         if self._sent.endswith(BROKEN):
             self._split_prompt()
 
-    def push(self, token: int) -> str:
-        """Add one token and return the text that is now certain; "" while a character is incomplete."""
-        if token in self._skip:
+    def push(self, *tokens: int) -> str:
+        """Add tokens and return the text that is now certain; "" while a character is incomplete.
+
+        It is the text that they would give one by one, but decoded at once where no character is incomplete.
+        """
+        new = [token for token in tokens if token not in self._skip]
+        if not new:
             return ""
-        self._ids.append(token)
-        text = self._text()
+        text = self._decode([*self._ids, *new])
+        if len(new) > 1 and (BROKEN in text or not text.startswith(self._sent)):
+            return "".join([self.push(token) for token in new])
+        self._ids += new
+        return self._read(text)
+
+    def flush(self) -> str:
+        """The text of what is still held back, as the tokenizer decodes it, when no more will come."""
+        if len(self._ids) == self._done:
+            return ""
+        text = self._aligned(self._decode(self._ids))
+        sent = self._prompt if self._prompt and text.startswith(self._prompt) else self._sent
+        self._ids, self._done, self._prompt, self._sent = [], 0, "", ""
+        return text[len(sent) :]
+
+    def _read(self, text: str) -> str:
+        """What is new and certain in the text of the window."""
+        text = self._aligned(text)
         certain = _certain(text)
         if self._prompt and certain.startswith(self._prompt):
             self._sent, self._prompt = self._prompt, ""  # the prompt ended in U+FFFD indeed
@@ -51,17 +72,8 @@ class Detokenizer:
                 self._move(len(self._ids) - MAX_PENDING // 2)
         return delta
 
-    def flush(self) -> str:
-        """The text of what is still held back, as the tokenizer decodes it, when no more will come."""
-        if len(self._ids) == self._done:
-            return ""
-        text = self._text()
-        sent = self._prompt if self._prompt and text.startswith(self._prompt) else self._sent
-        self._ids, self._done, self._prompt, self._sent = [], 0, "", ""
-        return text[len(sent) :]
-
-    def _text(self) -> str:
-        text = self._decode(self._ids)
+    def _aligned(self, text: str) -> str:
+        """The text of the window, which begins with what has been sent."""
         if text.startswith(self._sent):
             return text
         # Byte fallback decodes a whole run of bytes to U+FFFD while its end is incomplete: read the new ones alone.

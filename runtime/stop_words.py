@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 
@@ -20,34 +21,46 @@ class _Word:
             self._fallback[i] = border
 
     def read(self, char: str) -> bool:
-        """Read one more character; true when the word is complete. It must not be read on after that."""
+        """Read one more character; true when the word is complete."""
         while self.matched and char != self.word[self.matched]:
             self.matched = self._fallback[self.matched - 1]
         self.matched += char == self.word[self.matched]
-        return self.matched == len(self.word)
+        if self.matched < len(self.word):
+            return False
+        self.matched = self._fallback[-1]
+        return True
 
 
 class StopWords:
     """Passes text through until the first stop word is complete, and holds back what may become one.
 
-    The result does not depend on how the text is cut into pieces; the cost is linear in the text. An empty word
-    stands for none.
+    The result does not depend on how the text is cut into pieces; the cost is linear in the text, and small where no
+    word begins. An empty word stands for none.
     """
 
     def __init__(self, words: Iterable[str]) -> None:
         self._words = [_Word(word) for word in dict.fromkeys(words) if word]
+        first = "".join(word.word[0] for word in self._words)
+        self._first = re.compile(f"[{re.escape(first)}]" if first else "(?!)")  # the latter matches nothing
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """Read a piece; return the text that is safe to show and whether a stop word is complete."""
-        if not self._words:
-            return text, False
+    def push(self, text: str, stops: bool = True) -> tuple[str, bool]:
+        """Read a piece; return the text that is safe to show and whether a stop word is complete.
+
+        Words that are complete in a piece which not `stops` are text, like any other.
+        """
+        start = len(self._held)
+        if not start:
+            begins = self._first.search(text)
+            if begins is None:
+                return text, False
+            start = begins.start()
         buffer = self._held + text
-        for end in range(len(self._held) + 1, len(buffer) + 1):
-            found = [len(word.word) for word in self._words if word.read(buffer[end - 1])]
-            if found:
+        for place in range(start, len(buffer)):
+            found = [len(word.word) for word in self._words if word.read(buffer[place])]
+            if found and stops:
                 self._held = ""
-                return buffer[: end - max(found)], True
+                return buffer[: place + 1 - max(found)], True
         held = max(word.matched for word in self._words)
         self._held = buffer[len(buffer) - held :]
         return buffer[: len(buffer) - held], False

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hybridtrt.runtime.token_bytes import token_bytes
+
 
 class Tokenizer:
     """Wraps a tokenizer of transformers. Threads may share it.
 
-    `decode` skips special tokens, whose ids are `special_ids`. `backend` is the fast tokenizer that decodes, or None.
+    `decode` skips special tokens, whose ids are `special_ids`. `backend` is the fast tokenizer that decodes, or None,
+    and `token_bytes` the bytes of its tokens where they are the text, or None.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -24,6 +27,7 @@ class Tokenizer:
             self.backend.no_padding()
         if getattr(tokenizer, "clean_up_tokenization_spaces", False):
             self.backend = None  # the clean-up is not a part of the fast tokenizer
+        self.token_bytes = None if self.backend is None else token_bytes(self.backend, self.special_ids)
 
     def encode(self, text: str | bytes, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of a prompt with the special tokens that it adds; BOS once, also when the text brings it.

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers_for_tests import CORPUS, byte_fallback, byte_level, token_bytes
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+from tokenizers_for_tests import CORPUS, SPECIALS, byte_fallback, byte_level, metaspace
+from tokenizers_for_tests import token_bytes as bytes_of
 
+from hybridtrt.runtime.byte_detokenizer import ByteDetokenizer
 from hybridtrt.runtime.detokenizer import BROKEN, Detokenizer
 from hybridtrt.runtime.stop_words import StopWords
+from hybridtrt.runtime.token_bytes import token_bytes
 
-TOKENIZERS = {"byte_level": byte_level(), "byte_fallback": byte_fallback()}
-SPECIAL_IDS = {name: frozenset(map(backend.token_to_id, ("<s>", "</s>"))) for name, backend in TOKENIZERS.items()}
+TOKENIZERS = {
+    "byte_level": byte_level(),
+    "byte_level, table": byte_level(),
+    "byte_fallback": byte_fallback(),
+    "byte_fallback, table": byte_fallback(),
+}
+SPECIAL_IDS = {name: frozenset(map(backend.token_to_id, SPECIALS)) for name, backend in TOKENIZERS.items()}
+TABLES = {
+    name: token_bytes(backend, SPECIAL_IDS[name]) if name.endswith("table") else None
+    for name, backend in TOKENIZERS.items()
+}
 
 texts = st.lists(
     st.one_of(
@@ -27,72 +41,170 @@ texts = st.lists(
     max_size=12,
 ).map("".join)
 kinds = st.sampled_from(sorted(TOKENIZERS))
+intervals = st.sampled_from([1, 2, 8])
 
 
-def stream(kind: str, ids: Sequence[int], prompt_length: int) -> tuple[list[str], str]:
+def falls_back(kind: str) -> bool:
+    return kind.startswith("byte_fallback")
+
+
+def new_detokenizer(kind: str, prompt: Sequence[int]) -> Detokenizer | ByteDetokenizer:
+    table = TABLES[kind]
+    if table is not None:
+        return ByteDetokenizer(table, prompt)
+    return Detokenizer(TOKENIZERS[kind].decode, prompt, SPECIAL_IDS[kind])
+
+
+def stream(kind: str, ids: Sequence[int], prompt_length: int, interval: int = 1) -> tuple[list[str], str]:
     """The pieces that come out, and what is flushed at the end."""
-    detokenizer = Detokenizer(TOKENIZERS[kind].decode, ids[:prompt_length], SPECIAL_IDS[kind])
-    pieces = [detokenizer.push(token) for token in ids[prompt_length:]]
+    detokenizer = new_detokenizer(kind, ids[:prompt_length])
+    starts = range(prompt_length, len(ids), interval)
+    pieces = [detokenizer.push(*ids[start : start + interval]) for start in starts]
     return pieces, detokenizer.flush()
 
 
 def test_tokens_of_the_byte_level_tokenizer_end_inside_characters() -> None:
     tokens = TOKENIZERS["byte_level"].encode("日本 😀").tokens
-    assert any(token_bytes(TOKENIZERS["byte_level"], token).decode(errors="replace")[-1] == BROKEN for token in tokens)
+    assert any(bytes_of(TOKENIZERS["byte_level"], token).decode(errors="replace")[-1] == BROKEN for token in tokens)
     assert "<0xE6>" in TOKENIZERS["byte_fallback"].encode("日").tokens
 
 
 @settings(max_examples=300, deadline=None)
-@given(kind=kinds, text=texts, cut=st.integers(0, 100))
-@example(kind="byte_level", text="x 😀y", cut=2)
-@example(kind="byte_level", text="日本", cut=2)
-@example(kind="byte_fallback", text="你好", cut=6)
-def test_pieces_join_to_the_text_without_the_prompt(kind: str, text: str, cut: int) -> None:
+@given(kind=kinds, text=texts, cut=st.integers(0, 100), interval=intervals)
+@example(kind="byte_level", text="x 😀y", cut=2, interval=1)
+@example(kind="byte_level", text="日本", cut=2, interval=1)
+@example(kind="byte_fallback", text="你好", cut=6, interval=1)
+def test_pieces_join_to_the_text_without_the_prompt(kind: str, text: str, cut: int, interval: int) -> None:
     backend = TOKENIZERS[kind]
     encoding = backend.encode(text)
     cut = min(cut, len(encoding.ids))
-    pieces, rest = stream(kind, encoding.ids, cut)
-    prompt = b"".join(token_bytes(backend, token) for token in encoding.tokens[:cut])
-    whole = b"".join(token_bytes(backend, token) for token in encoding.tokens)
-    assert whole.decode().removeprefix(" " if kind == "byte_fallback" else "") == backend.decode(encoding.ids) == text
+    pieces, rest = stream(kind, encoding.ids, cut, interval)
+    prompt = b"".join(bytes_of(backend, token) for token in encoding.tokens[:cut])
+    whole = b"".join(bytes_of(backend, token) for token in encoding.tokens)
+    assert whole.decode().removeprefix(" " if falls_back(kind) else "") == backend.decode(encoding.ids) == text
     complete = len(prompt.decode(errors="ignore"))  # the character in which the prompt ends comes with the output
-    stripped = kind == "byte_fallback" and cut == 0
+    stripped = falls_back(kind) and cut == 0
     assert "".join(pieces) == whole.decode()[complete + stripped :]
     assert rest == ""
     assert not any(BROKEN in piece for piece in pieces)
 
 
 @settings(max_examples=300, deadline=None)
-@given(prompt=texts, seed=st.integers(0, 10_000), count=st.integers(1, 60))
-def test_random_tokens_join_to_the_decoded_whole(prompt: str, seed: int, count: int) -> None:
-    backend = TOKENIZERS["byte_level"]
+@given(
+    kind=st.sampled_from(["byte_level", "byte_level, table"]),
+    prompt=texts,
+    seed=st.integers(0, 10_000),
+    count=st.integers(1, 60),
+    interval=intervals,
+)
+def test_random_tokens_join_to_the_decoded_whole(kind: str, prompt: str, seed: int, count: int, interval: int) -> None:
+    backend = TOKENIZERS[kind]
     ids = backend.encode(prompt).ids
     start = len(ids)
     ids += random.Random(seed).choices(range(backend.get_vocab_size()), k=count)
-    pieces, rest = stream("byte_level", ids, start)
+    pieces, rest = stream(kind, ids, start, interval)
     assert prompt + "".join(pieces) + rest == backend.decode(ids)
 
 
 @settings(max_examples=300, deadline=None)
-@given(seed=st.integers(0, 10_000), count=st.integers(1, 80), prompt_length=st.integers(0, 20))
-def test_bytes_in_disorder_do_not_hurt_the_words_around_them(seed: int, count: int, prompt_length: int) -> None:
-    backend = TOKENIZERS["byte_fallback"]
+@given(
+    kind=st.sampled_from(["byte_fallback", "byte_fallback, table"]),
+    seed=st.integers(0, 10_000),
+    count=st.integers(1, 80),
+    prompt_length=st.integers(0, 20),
+    interval=intervals,
+)
+def test_bytes_in_disorder_do_not_hurt_the_words_around_them(
+    kind: str, seed: int, count: int, prompt_length: int, interval: int
+) -> None:
+    backend = TOKENIZERS[kind]
     words = backend.encode(CORPUS[0]).ids
     high = [backend.token_to_id(f"<0x{byte:02X}>") for byte in (0x80, 0x9F, 0xA0, 0xBD, 0xC3, 0xE4, 0xF0, 0xFF)]
     ids = backend.encode("x").ids + random.Random(seed).choices(words + high * 8, k=count + prompt_length)
     prompt_length += 2
-    pieces, rest = stream("byte_fallback", ids, prompt_length)
+    pieces, rest = stream(kind, ids, prompt_length, interval)
     words_only = [token for token in ids if token not in high]
     behind = len(backend.decode([token for token in ids[:prompt_length] if token not in high]))
     shown = "".join(char for char in "".join(pieces) + rest if char < "\x80")
     assert shown == backend.decode(words_only)[behind:]
 
 
-def test_a_whole_run_of_bytes_that_ends_broken_does_not_take_back_what_was_shown() -> None:
-    backend = TOKENIZERS["byte_fallback"]
+@settings(max_examples=300, deadline=None)
+@given(
+    kind=st.sampled_from(["byte_level", "byte_level, table", "byte_fallback, table"]),
+    seed=st.integers(0, 10_000),
+    count=st.integers(1, 80),
+    prompt_length=st.integers(0, 12),
+    interval=st.integers(2, 12),
+    words=st.integers(0, 20),
+)
+def test_tokens_at_once_have_the_text_that_they_have_one_by_one(
+    kind: str, seed: int, count: int, prompt_length: int, interval: int, words: int
+) -> None:
+    """Whatever they are: words, special and unknown ids, and bytes in any order, which words hold apart or not."""
+    backend = TOKENIZERS[kind]
+    tokens = [*range(backend.get_vocab_size() + 5), *backend.encode(CORPUS[0]).ids * words]
+    ids = random.Random(seed).choices(tokens, k=count + prompt_length)
+    pieces, rest = stream(kind, ids, prompt_length)
+    joined, end = stream(kind, ids, prompt_length, interval)
+    assert ("".join(joined), end) == ("".join(pieces), rest)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text("ab the,.", max_size=40), cut=st.integers(0, 20), interval=intervals)
+def test_a_tokenizer_without_bytes_is_decoded_as_a_whole(text: str, cut: int, interval: int) -> None:
+    backend = metaspace()
+    ids = backend.encode(text).ids
+    detokenizer = Detokenizer(backend.decode, ids[:cut])
+    pieces = [detokenizer.push(*ids[start : start + interval]) for start in range(cut, len(ids), interval)]
+    assert backend.decode(ids[:cut]) + "".join(pieces) + detokenizer.flush() == backend.decode(ids)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+def test_several_complete_tokens_cost_one_decoding_and_one_of_the_window(kind: str) -> None:
+    backend, calls = TOKENIZERS[kind], 0
+
+    def decode(tokens: Sequence[int]) -> str:
+        nonlocal calls
+        calls += 1
+        return backend.decode(tokens)
+
+    ids = [backend.token_to_id("q")] * 8
+    detokenizer = Detokenizer(decode, ids)
+    calls = 0
+    assert detokenizer.push(*ids) == "q" * 8
+    assert calls == 2
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+def test_tables_are_those_of_the_tokenizers(make: Callable[[], Backend]) -> None:
+    backend = Backend.from_str(make().to_str())
+    backend.add_tokens(["<think>", "日 本", "é!", "▁<0xZZ>"])
+    table = token_bytes(backend, [backend.token_to_id(token) for token in SPECIALS])
+    assert table is not None
+    assert table[backend.get_vocab_size()] == b""
+    first = backend.encode("x").ids  # behind it no space is dropped
+    for token in range(backend.get_vocab_size()):
+        expected = backend.decode([*first, token])[1:]
+        assert table[token].decode(errors="replace") == expected
+
+
+def test_other_tokenizers_have_no_table() -> None:
+    assert token_bytes(metaspace(), []) is None
+    assert token_bytes(Backend(models.BPE()), []) is None
+    backend = Backend.from_str(byte_fallback().to_str())
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 0, 1)]
+    )
+    assert token_bytes(backend, []) is None
+
+
+@pytest.mark.parametrize("kind", ["byte_fallback", "byte_fallback, table"])
+def test_a_whole_run_of_bytes_that_ends_broken_does_not_take_back_what_was_shown(kind: str) -> None:
+    backend = TOKENIZERS[kind]
     ids = [backend.token_to_id(f"<0x{byte:02X}>") for byte in "你".encode() + b"\xe4"] + backend.encode("a").ids[1:]
     assert backend.decode(ids) == BROKEN * 4 + "a"
-    pieces, rest = stream("byte_fallback", ids, 0)
+    pieces, rest = stream(kind, ids, 0)
     assert ("".join(pieces), rest) == ("你" + BROKEN + "a", "")
 
 
@@ -145,11 +257,11 @@ def test_a_special_token_inside_a_character_is_passed_over() -> None:
         assert ("".join(pieces), rest) == ("😀", "")
 
 
-@pytest.mark.parametrize("kind", sorted(TOKENIZERS))
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 @pytest.mark.parametrize("what", ["words", "random", "broken", "special", "unknown"])
 def test_cost_does_not_grow_with_the_length(kind: str, what: str) -> None:
     backend = TOKENIZERS[kind]
-    broken = backend.token_to_id("<0xFF>") if kind == "byte_fallback" else backend.token_to_id("ÿ")
+    broken = backend.token_to_id("<0xFF>") if falls_back(kind) else backend.token_to_id("ÿ")
     ids = {
         "words": backend.encode(CORPUS[0] * 20).ids,
         "random": random.Random(0).choices(range(backend.get_vocab_size()), k=1500),

@@ -55,6 +55,17 @@ def byte_fallback() -> Tokenizer:
     return tokenizer
 
 
+@cache
+def metaspace() -> Tokenizer:
+    """Words begin with ▁ and unknown characters have no text: it has no bytes."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(vocab_size=100, special_tokens=["<unk>", *SPECIALS], show_progress=False)
+    tokenizer.train_from_iterator([CORPUS[0]] * 3, trainer)
+    return tokenizer
+
+
 def token_bytes(backend: Tokenizer, token: str) -> bytes:
     """What one token stands for, by the published tables of byte-level BPE and byte fallback."""
     if "ByteFallback" in str(backend.decoder):
