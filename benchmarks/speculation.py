@@ -85,7 +85,8 @@ def answer_with(model: Path, following: NDArray[np.int64]) -> None:
     for name, weight in weights.items():
         if name.endswith(OUTPUT_WEIGHTS):
             weight.zero_()
-    weights["lm_head.weight"][torch.from_numpy(following)] = weights["model.embed_tokens.weight"]
+    embedding = weights["model.embed_tokens.weight"].normal_(generator=torch.Generator().manual_seed(0))
+    weights["lm_head.weight"][torch.from_numpy(following)] = embedding
     save_file(weights, path, {"format": "pt"})
 
 
