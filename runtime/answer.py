@@ -17,7 +17,10 @@ class Answer:
         self.index = index  # which of the request's n answers
         self._request = request
         self._text = text
+        self._interval = request.params.stream_interval
         self._eager = any(request.params.stop_words)
+        params = request.params
+        self._scored = params.return_log_probs or params.top_log_probs > 0 or params.prompt_log_probs is not None
         self._tokens: list[int] = []
         self._unread: list[int] = []
         self._pieces: list[str] = []
@@ -26,24 +29,16 @@ class Answer:
         self._prompt: list[tuple[float, TopLogProbs]] = []
         self.num_prompt_scores = 0  # prompt tokens whose log-probabilities have been added
 
-    @property
-    def due(self) -> bool:
-        """Whether an output is as long as the request wants it."""
-        return len(self._tokens) >= self._request.params.stream_interval
-
     def push(self, token: int, log_prob: float, top: TopLogProbs, visible: bool = True) -> bool:
         """Add a token, which has text if it is `visible`; true when it completes a stop word."""
         self._tokens.append(token)
-        params = self._request.params
-        if params.return_log_probs:
-            self._log_probs.append(log_prob)
-        if params.top_log_probs:
-            self._top.append(top)
+        if self._scored:
+            self._push_scores(log_prob, top)
         if self._text is None:
             return False
         if visible:
             self._unread.append(token)
-        return (self._eager or self.due) and self._read(self._text)
+        return (self._eager or len(self._tokens) >= self._interval) and self._read(self._text)
 
     def push_prompt(self, log_probs: tuple[tuple[float, TopLogProbs], ...]) -> None:
         """Add log-probabilities of the next tokens of the prompt."""
@@ -58,20 +53,26 @@ class Answer:
         self._pieces.append(rest)
         return stopped
 
+    def take_due(self) -> Output | None:
+        """What has not been taken yet, if that is as long as the request wants an output."""
+        return self.take() if len(self._tokens) >= self._interval else None
+
     def take(self, reason: FinishReason | None = None, error: str | None = None, more: bool = False) -> Output:
         """What has not been taken yet."""
-        output = Output(
-            self._request.id, tuple(self._tokens), "".join(self._pieces), (), reason, error, self.index, more
-        )
-        self._tokens.clear()
-        self._pieces.clear()
-        if self._log_probs or self._top or self._prompt:
+        text = "".join(self._pieces) if self._pieces else ""
+        output = Output(self._request.id, tuple(self._tokens), text, (), reason, error, self.index, more)
+        self._tokens, self._pieces = [], []
+        if self._scored:
             output.log_probs, output.top_log_probs = tuple(self._log_probs), tuple(self._top)
             output.prompt_log_probs = tuple(self._prompt)
-            self._log_probs.clear()
-            self._top.clear()
-            self._prompt.clear()
+            self._log_probs, self._top, self._prompt = [], [], []
         return output
+
+    def _push_scores(self, log_prob: float, top: TopLogProbs) -> None:
+        if self._request.params.return_log_probs:
+            self._log_probs.append(log_prob)
+        if self._request.params.top_log_probs:
+            self._top.append(top)
 
     def _read(self, text: TextStream) -> bool:
         if not self._unread:

@@ -86,6 +86,15 @@ class CacheManager:
         self._plan_snapshot(sequence)
         return hit
 
+    def is_ready(self, sequence: Sequence) -> bool:
+        """Whether one more token can run without `grow` and `stage`; false where that must be found out."""
+        if sequence.total > sequence.room:
+            return False
+        if self.slots is None:
+            return True
+        record = self.slots.records[sequence.source]
+        return record.tokens == sequence.computed and record.generation == sequence.source_generation
+
     def grow(self, sequence: Sequence, tokens: int) -> bool:
         """Make room for `tokens` tokens in all, and give back pages before the windows; false when there is none."""
         if tokens <= sequence.capacity:
@@ -99,6 +108,7 @@ class CacheManager:
         for pool, holding, count in zip(self.pools, sequence.holdings, counts, strict=True):
             pool.take(holding, count)
         sequence.capacity = -(-tokens // self.page_size) * self.page_size
+        sequence.room = min(sequence.capacity, sequence.next_snapshot)
         self.changed.append((sequence, False))
         return True
 
@@ -128,13 +138,13 @@ class CacheManager:
 
     def commit(self, sequence: Sequence, count: int) -> None:
         """A step has run `count` more tokens of a sequence."""
-        sequence.computed += count
+        sequence.computed = computed = sequence.computed + count
         if self.slots is not None:
-            self.slots.records[sequence.target].tokens = sequence.computed
+            self.slots.records[sequence.target].tokens = computed
             if sequence.source != sequence.target:
                 self.slots.drop(sequence.source, sequence.name, sequence.source_generation)
                 sequence.source, sequence.source_generation = sequence.target, sequence.target_generation
-        if sequence.computed - sequence.registered >= self.page_size and self.options.reuse:
+        if computed - sequence.registered >= self.page_size and self.options.reuse:
             self._register(sequence)
 
     def fork(self, leader: Sequence, follower: Sequence) -> dict[str, list[tuple[int, int]]] | None:
@@ -318,6 +328,7 @@ class CacheManager:
             sequence.next_snapshot = self.prefixes.next_snapshot(sequence.computed, sequence.junction, prompt)
         else:
             sequence.next_snapshot = NEVER
+        sequence.room = min(sequence.capacity, sequence.next_snapshot)
 
     def _register(self, sequence: Sequence) -> None:
         """Let others find the pages that have become full."""

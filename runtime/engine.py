@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import islice
 from typing import Any, Literal, get_args
 
 from hybridtrt.runtime.admission import Admission
@@ -252,9 +253,9 @@ class Engine:
         counters.last_prefill_tokens = plan.num_tokens - plan.decode_tokens
         counters.decode_tokens += counters.last_decode_tokens
         counters.prefill_tokens += counters.last_prefill_tokens
-        outputs: list[Output] = []
-        end = 0
-        for sequence, count, wanted in zip(plan.sequences, plan.counts, plan.logits, strict=True):
+        outputs = self._decode(plan, choice)
+        end = plan.singles
+        for sequence, count, wanted in islice(zip(plan.sequences, plan.counts, plan.logits, strict=True), end, None):
             start, end = end, end + wanted
             if not wanted:
                 self._caches.commit(sequence, count)
@@ -266,6 +267,24 @@ class Engine:
             outputs += self._advance(sequence, count, choice, range(start, end))
         return outputs
 
+    def _decode(self, plan: Plan, choice: Choice) -> list[Output]:
+        """`_advance` for those that ran one token: most of all that happens, so it is spelled out."""
+        outputs: list[Output] = []
+        rows = zip(plan.sequences, choice.tokens, choice.log_probs, choice.top, choice.valid, strict=False)
+        for sequence, token, log_prob, top, valid in islice(rows, plan.singles):
+            self._caches.commit(sequence, 1)
+            try:
+                reason = sequence.append(token, log_prob, top, valid)
+            except Exception as error:
+                outputs += self._fail(sequence, error)
+                continue
+            if reason is not None:
+                outputs.append(self._finish(sequence, reason, keep=True))
+            elif (output := sequence.answer.take_due()) is not None:
+                outputs.append(output)
+        self._recorder.counters.sampled_tokens += plan.singles
+        return outputs
+
     def _advance(self, sequence: Sequence, count: int, choice: Choice, rows: range) -> list[Output]:
         """Add to an answer the sampled tokens of these rows, up to the first that its drafts did not foresee."""
         drafts, sequence.drafts = sequence.drafts, []
@@ -275,10 +294,8 @@ class Engine:
         accepted = 0
         try:
             for row in rows:
-                if not choice.valid[row]:
-                    raise FloatingPointError("the logits of this request are not finite")
                 token = choice.tokens[row]
-                reason = sequence.append(token, choice.log_probs[row], choice.top[row])
+                reason = sequence.append(token, choice.log_probs[row], choice.top[row], choice.valid[row])
                 self._recorder.counters.sampled_tokens += 1
                 if reason is not None or accepted == len(drafts) or token != drafts[accepted]:
                     break
@@ -291,7 +308,8 @@ class Engine:
             sequence.times.first_token = self._clock()
         if reason is not None:
             return [self._finish(sequence, reason, keep=not drafts)]
-        return [sequence.answer.take()] if sequence.answer.due else []
+        output = sequence.answer.take_due()
+        return [] if output is None else [output]
 
     def _settle(self, sequence: Sequence, count: int, drafts: int, accepted: int, finished: bool) -> None:
         """Keep what was computed of right drafts. Recurrent states cannot be cut: they are kept whole or not at all."""

@@ -38,15 +38,19 @@ class Executor:
             self._runner.clear_slots([sequence.target for sequence in plan.started])
         if not plan.sequences:
             return np.zeros((0, self._runner.info.vocab_size), np.float32)
-        for sequence, wanted in zip(plan.sequences, plan.logits, strict=True):
-            if sequence.guide is not None and wanted:
-                sequence.guide.start()
+        plan.guided = any(sequence.guide is not None for sequence in plan.sequences)
+        if plan.guided:
+            for sequence, wanted in zip(plan.sequences, plan.logits, strict=True):
+                if sequence.guide is not None and wanted:
+                    sequence.guide.start()
         batch = self._builder.build(plan)
         logits = self._runner.step(batch)
         expected = (len(batch.logits_indices), self._runner.info.vocab_size)
         if logits.shape != expected:
             raise RuntimeError(f"the runner returned logits of shape {logits.shape}; expected {expected}")
-        return _score_prompts(plan, logits) if any(s.scores_prompt for s in plan.sequences) else logits
+        if any(sequence.scores_prompt for sequence in plan.sequences[plan.singles :]):
+            logits = _score_prompts(plan, logits)
+        return logits
 
     def sample(self, plan: Plan, logits: Logits) -> Choice:
         """Sample from the logits of a plan: for sequence `i` the next `plan.logits[i]` rows of the result."""
@@ -56,7 +60,7 @@ class Executor:
             rows = [(s, j) for s, wanted in zip(plan.sequences, plan.logits, strict=True) for j in range(wanted)]
             sequences, ahead = [sequence for sequence, _ in rows], [j for _, j in rows]
         masks = None
-        if any(sequence.guide is not None for sequence in sequences):
+        if plan.guided:
             masks = [None if sequence.guide is None else sequence.guide.mask() for sequence in sequences]
         return choose(logits, sequences, ahead, masks)
 

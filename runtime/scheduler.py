@@ -50,6 +50,7 @@ class Plan:
     swapped_in: list[tuple[Sequence, Swapped]] = field(default_factory=list)
     recomputed: int = 0  # sequences that lost what they had and wait
     failed: list[tuple[Sequence, RuntimeError]] = field(default_factory=list)
+    guided: bool = False  # whether one of them has a guide
     decode_tokens: int = 0  # tokens of sequences that decode, those that run again after wrong drafts included
 
     @property
@@ -169,9 +170,10 @@ class Scheduler:
             elif sequence.drafter is not None and for_drafts > 0 and self._draft(sequence, for_drafts):
                 for_drafts -= len(sequence.drafts)
                 longer.append(sequence)
-            elif self._is_ready(plan, sequence, 1):
-                plan.add(sequence, 1, 1)
+            elif self.caches.is_ready(sequence) or self._is_ready(plan, sequence, 1):
+                plan.sequences.append(sequence)
         plan.singles = len(plan.sequences)
+        plan.counts, plan.logits = [1] * plan.singles, [1] * plan.singles
         for sequence in longer:
             del sequence.drafts[max(spare, 0) :]
             pending = sequence.total - sequence.computed + len(sequence.drafts)

@@ -54,19 +54,20 @@ class Sequence:
     target_generation: int = 0
     holdings: list[Holding] = field(default_factory=list)  # by page group
     capacity: int = 0  # tokens that the pages hold
+    room: int = 0  # tokens up to which it can run and nothing must be asked of the caches
     keys: list[bytes] = field(default_factory=list)  # of the content of its full pages
     registered: int = 0  # tokens whose pages the prefix cache knows
     junction: int = 0  # tokens of the prompt that an earlier one begins with
     next_snapshot: int = 0
     swapped: Swapped | None = None
 
+    name: str = ""  # unlike all others that live
+    max_tokens: int = 0
+
     def __post_init__(self) -> None:
         self.total = len(self.prompt) + len(self.output_ids)
-
-    @property
-    def name(self) -> str:
-        """Unlike all others that live."""
-        return f"{self.request.id}/{self.answer.index}"
+        self.name = f"{self.request.id}/{self.answer.index}"
+        self.max_tokens = self.request.params.max_tokens
 
     @property
     def running(self) -> bool:
@@ -75,7 +76,7 @@ class Sequence:
     @property
     def max_cached(self) -> int:
         """Tokens that are in the caches at most: the last sampled token never enters them."""
-        return len(self.prompt) + self.request.params.max_tokens - 1
+        return len(self.prompt) + self.max_tokens - 1
 
     @property
     def scores_prompt(self) -> bool:
@@ -96,11 +97,13 @@ class Sequence:
             return self.prompt[:stop]
         return np.concatenate([self.prompt, np.array(self.output_ids[: stop - len(self.prompt)], np.int32)])
 
-    def append(self, token: int, log_prob: float, top: TopLogProbs) -> FinishReason | None:
+    def append(self, token: int, log_prob: float, top: TopLogProbs, valid: bool) -> FinishReason | None:
         """Add a sampled token, which is pending now, and return why it was the last one, if it was.
 
-        Raises `RuntimeError` when its guide does not allow it.
+        Raises `FloatingPointError` when it is not `valid`, and `RuntimeError` when its guide does not allow it.
         """
+        if not valid:
+            raise FloatingPointError("the logits of this request are not finite")
         self.output_ids.append(token)
         self.total += 1
         if self.processors is not None:
@@ -111,7 +114,7 @@ class Sequence:
         ended = token in self.stop_ids
         if ended or (self.guide is not None and self._completes(self.guide, token)):
             reason = "stop"
-        elif len(self.output_ids) >= self.request.params.max_tokens:
+        elif len(self.output_ids) >= self.max_tokens:
             reason = "length"
         if self.answer.push(token, log_prob, top, not ended):
             return "stop"
