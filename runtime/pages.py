@@ -206,17 +206,16 @@ class PagePool:
     def faults(self, holdings: Collection[Holding]) -> list[str]:
         """What is wrong with the accounts if `holdings` are all that live, one line a fault; empty when all is well."""
         where = f"of group {self.group!r}"
-        live = {id(holding) for holding in holdings}
-        faults = [
-            f"page {page} {where} is held by {holding.owner!r}, which is gone"
-            for page, holders in enumerate(self._holders)
-            for holding in holders
-            if id(holding) not in live
-        ]
-        for holding in holdings:
-            for page in holding.held:
-                if not 0 < page < self.num_pages or self._holders[page].count(holding) != 1:
+        owners = {id(holding): holding.owner for holding in holdings}
+        claims = Counter((page, id(holding)) for holding in holdings for page in holding.held)
+        faults = []
+        for page, holders in enumerate(self._holders):
+            for holding in holders:
+                if id(holding) not in owners:
+                    faults.append(f"page {page} {where} is held by {holding.owner!r}, which is gone")
+                elif claims.pop((page, id(holding)), 0) != 1:
                     faults.append(f"page {page} {where} of {holding.owner!r} is not held by it once")
+        faults += [f"page {page} {where} of {owners[owner]!r} is not held by it once" for page, owner in claims]
         places = Counter([*self.free, *self._idle, *(page for page, holders in enumerate(self._holders) if holders)])
         for page in range(1, self.num_pages):
             if places[page] != 1:
