@@ -316,8 +316,6 @@ class Engine:
         counters = self._recorder.counters
         counters.draft_tokens += drafts
         counters.accepted_draft_tokens += accepted
-        assert sequence.drafter is not None
-        sequence.drafter.record(drafts, accepted)
         if finished:
             return
         if accepted == drafts or self._caches.slots is None:
