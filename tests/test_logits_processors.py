@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers_for_tests import byte_fallback, byte_level, with_bos, wrapped
@@ -23,6 +23,7 @@ FEW = st.integers(3, 5)  # so that bad words are met
 SOME = st.lists(TOKENS, max_size=6) | st.lists(FEW, max_size=4)
 STOPS = frozenset({1, 2})
 WORDS = st.lists(FEW, min_size=1, max_size=3).map(tuple)
+PROMPT_BEGINS = SamplingParams(bad_token_ids=((3, 4), (4, 3, 5), (9, 9, 9, 9)))
 OPENAI = ("presence_penalty", "frequency_penalty")  # transformers does not have these
 
 
@@ -73,6 +74,7 @@ def openai(params: SamplingParams, output: list[int], logits: NDArray[np.float32
     drafts=SOME,
     seed=st.integers(0, 99),
 )
+@example(params=PROMPT_BEGINS, prompt=[4, 3], output=[], drafts=[], seed=0)
 def test_rules_are_those_of_transformers_and_openai(
     params: SamplingParams, prompt: list[int], output: list[int], drafts: list[int], seed: int
 ) -> None:
