@@ -126,36 +126,40 @@ class Guide:
     def mask(self) -> Mask:
         """The tokens that may come next, one bit a token of the model's vocabulary, lowest bit first: `[ceil(V / 32)]`.
 
-        They include the end tokens where the text is complete. Raises `RuntimeError`, one line, when the guide is
-        too complex.
+        They include the end tokens where the text is complete. There are none when there is an `error`.
         """
         return self._future().result()
 
     def accept(self, token: int) -> None:
         """Move past a token. Raises `RuntimeError`, one line, when the guide forbids it, and ever after."""
-        if self._next is not None:
-            self._next.result()
-            self._next = None
-        if not self._matcher.consume_token(token):
-            raise RuntimeError(f"the guide does not accept token {token}: {_line(self._matcher.get_error())}")
+        matcher, self._next = self._settled(), None
+        if not matcher.consume_token(token):
+            raise RuntimeError(f"the guide does not accept token {token}: {_line(matcher.get_error())}")
 
     @property
     def finished(self) -> bool:
         """Whether the text is complete and nothing but an end token may follow, or has followed."""
-        if self._next is not None:
-            self._next.result()
-        return self._matcher.is_stopped()
+        return self._settled().is_stopped()
+
+    @property
+    def error(self) -> str:
+        """Why no token can follow, one line; "" where one can. A guide that has become too complex comes to this."""
+        return _line(self._settled().get_error())
 
     def _future(self) -> Future[Mask]:
         if self._next is None:
             self._next = self._workers.submit(self._compute)
         return self._next
 
+    def _settled(self) -> LLMatcher:
+        """The matcher, when no worker has it."""
+        if self._next is not None:
+            self._next.result()
+        return self._matcher
+
     def _compute(self) -> Mask:
         words = np.frombuffer(self._matcher.compute_bitmask(), "<u4")
-        if self._matcher.is_error():
-            raise RuntimeError(f"the guide is too complex: {_line(self._matcher.get_error())}")
-        return words[: len(self._known)] & self._known
+        return np.zeros_like(self._known) if self._matcher.is_error() else words[: len(self._known)] & self._known
 
 
 def _grammar(guide_type: str, guide: str) -> str:
@@ -181,7 +185,7 @@ def _schema(guide: str) -> str:
 
 def _line(error: str) -> str:
     """The line of an error of llguidance that says what is wrong."""
-    lines = error.strip().splitlines() or ["no reason"]
+    lines = error.strip().splitlines() or [""]
     return next((line for line in lines if line.startswith("error: ")), lines[0]).removeprefix("error: ")[:MAX_REASON]
 
 
