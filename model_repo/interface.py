@@ -72,7 +72,6 @@ INTEGERS = {
     "end_id": "end_id",
     "top_log_probs": "top_log_probs",
     "prompt_log_probs": "prompt_log_probs",
-    "stream_interval": "stream_interval",
 }
 NUMBERS = ("temperature", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 TEXTS = {"guide_type": "guided_decoding_guide_type", "guide": "guided_decoding_guide"}
@@ -114,7 +113,7 @@ class Interface(ABC):
             tensors["num_output_tokens"] = row([answer.tokens for answer in answers], np.int32)
         return tensors
 
-    def submission(self, inputs: Inputs, own: Mapping[str, Any], **fields: Any) -> Submission:
+    def submission(self, inputs: Inputs, stream: bool, own: Mapping[str, Any], **fields: Any) -> Submission:
         """What goes to the engine: `fields` of the submission, the model's `own` of `SamplingParams`, and the rest.
 
         Raises:
@@ -129,8 +128,11 @@ class Interface(ABC):
             **{name: inputs.integer(source) for name, source in INTEGERS.items()},
             **{name: inputs.number(name) for name in NUMBERS},
             **{name: inputs.text(source) or None for name, source in TEXTS.items()},
+            "stream_interval": inputs.integer("stream_interval"),
             **own,
         }
+        if not stream:  # the whole answer at once
+            sampling["stream_interval"] = sampling["max_tokens"]
         if sampling["max_tokens"] is None:
             raise RequestError(f"{self.max_tokens_input} is missing")
         request = {

@@ -23,10 +23,11 @@ class TextInterface(Interface):
         echo = not inputs.flag("exclude_input_in_output", default=True)
         if echo and messages is not None:
             raise RequestError("exclude_input_in_output=false is not supported with messages")
+        stream = inputs.flag("stream")
         own = {name: tuple(word for word in inputs.texts(name) if word) for name in ("stop_words", "bad_words")}
         return Ask(
-            self.submission(inputs, own, text=text, messages=messages, logit_bias_words=_biased_words(inputs)),
-            stream=inputs.flag("stream"),
+            self.submission(inputs, stream, own, text=text, messages=messages, logit_bias_words=_biased_words(inputs)),
+            stream=stream,
             echo=echo,
             count_input=inputs.flag("return_num_input_tokens"),
             count_output=inputs.flag("return_num_output_tokens"),

@@ -27,14 +27,15 @@ class TokenInterface(Interface):
         length = inputs.integer("input_lengths")
         if length is not None and not 0 <= length <= len(input_ids):
             raise RequestError(f"input_lengths={length} does not fit input_ids of {len(input_ids)} tokens")
+        stream = inputs.flag("streaming")
         own = {
             "stop_token_ids": _stop_token_ids(inputs),
             "bad_token_ids": inputs.words("bad_words_list"),
             "logit_bias": tuple((i, bias) for i, bias in enumerate(inputs.numbers("embedding_bias")) if bias),
         }
         return Ask(
-            self.submission(inputs, own, input_ids=input_ids[:length]),
-            stream=inputs.flag("streaming"),
+            self.submission(inputs, stream, own, input_ids=input_ids[:length]),
+            stream=stream,
             echo=not inputs.flag("exclude_input_in_output", default=True),
         )
 

@@ -138,7 +138,7 @@ def test_a_text_request_is_read():
     assert ask == Ask(submission, stream=True, count_input=True)
     off = {"bad_words": "", "guided_decoding_guide_type": "", "guided_decoding_guide": ""}
     off |= {"embedding_bias_words": "", "embedding_bias_weights": 0.0}
-    assert text_ask() == text_ask(**off) == Ask(Submission("", "hi", sampling=SamplingParams(5)))
+    assert text_ask() == text_ask(**off) == Ask(Submission("", "hi", sampling=SamplingParams(5, stream_interval=5)))
 
 
 def test_a_token_request_is_read():

@@ -27,8 +27,9 @@ from hybridtrt.model_repo.clients import ClientError, GrpcClient, http_generate,
 from hybridtrt.model_repo.supervisor import ServeError, ServeOptions, Server
 from hybridtrt.runtime.client import EngineClient
 from hybridtrt.runtime.engine import Engine
-from hybridtrt.runtime.load import load_runner
+from hybridtrt.runtime.load_engine import load_engine
 from hybridtrt.runtime.request import Request, SamplingParams
+from hybridtrt.runtime.run_options import RunOptions
 from hybridtrt.runtime.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.server
@@ -209,6 +210,60 @@ def test_options_of_a_token_request(server, offline):
     assert (stopped["finish_reason"], stopped["sequence_length"]) == ("stop", ids.index(ids[4]) + 1)
 
 
+def answers(stream, n):
+    """The token ids of each answer, from responses of one answer each."""
+    return [tokens(outputs for outputs in stream if outputs["sequence_index"].tolist() == [[i]]) for i in range(n)]
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_several_answers_to_one_request(server, grpc, engine, offline, n):
+    """Streams carry one answer in a response; without a stream there is one response with all of them."""
+    sampling = {"temperature": 1.0, "seed": 7}
+    expected = offline([(1, 2, 3)], max_tokens=12, n=n, **sampling)
+    fields = {"input_ids": (1, 2, 3), "request_output_len": 12, "num_return_sequences": n, **sampling}
+    streamed = list(grpc.stream("tensorrt_llm", fields | {"streaming": True}))
+    assert answers(streamed, n) == [list(result.token_ids) for result in expected]
+    assert sum("finish_reason" in outputs for outputs in streamed) == n
+    (whole,) = grpc.stream("tensorrt_llm", fields)
+    assert whole["output_ids"].tolist() == [[list(result.token_ids) for result in expected]]
+    assert whole["sequence_index"].tolist() == [list(range(n))]
+    texts = offline(["hello"], max_tokens=12, n=n, **sampling)
+    fields = {"text_input": "hello", "max_tokens": 12, "num_return_sequences": n, **sampling}
+    answer = http_generate(server.http_url, "ensemble", fields)
+    assert answer["text_output"] == [result.text for result in texts]
+    events = list(http_stream(server.http_url, "ensemble", fields | {"stream": True}))
+    joined = ["".join(e["text_output"] for e in events if e["sequence_index"] == i) for i in range(n)]
+    assert joined == answer["text_output"]
+    assert idle(engine)
+
+
+def test_words_and_log_probabilities(grpc, offline):
+    (plain,) = offline([(1, 2, 3)], max_tokens=10, top_log_probs=3, prompt_log_probs=2)
+    token = plain.token_ids[4]
+    (banned,) = offline([(1, 2, 3)], max_tokens=10, bad_token_ids=((token,),))
+    assert token not in banned.token_ids
+    fields = {"input_ids": (1, 2, 3), "request_output_len": 10}
+    (answer,) = grpc.stream("tensorrt_llm", fields | {"top_log_probs": 3, "prompt_log_probs": 2})
+    tops = [[list(pair) for pair in zip(*place, strict=True)] for place in zip(
+        answer["output_top_token_ids"][0, 0].tolist(), answer["output_top_log_probs"][0, 0].tolist(), strict=True
+    )]  # fmt: skip
+    assert np.array(tops) == pytest.approx(np.array(plain.top_log_probs), abs=1e-5)
+    assert answer["prompt_log_probs"][0] == pytest.approx([value for value, _ in plain.prompt_log_probs], abs=1e-5)
+    assert answer["prompt_top_token_ids"].tolist() == [[[i for i, _ in top] for _, top in plain.prompt_log_probs]]
+    bias = [0.0] * 420
+    bias[token] = -100.0
+    for more in ({"bad_words_list": [[token], [1]]}, {"embedding_bias": bias}):
+        assert tokens(grpc.stream("tensorrt_llm", fields | more)) == list(banned.token_ids)
+
+
+def test_a_request_whose_time_is_over(server, engine):
+    for more in ({"allotted_time_ms": 50}, {"timeout": 50_000}):
+        answer = http_generate(server.http_url, "tensorrt_llm", {**ENDLESS, "streaming": False, **more})
+        assert answer["finish_reason"] == "timed_out"
+        assert 0 < answer["sequence_length"] < 100
+    assert idle(engine)
+
+
 # Cancellation
 
 
@@ -236,6 +291,17 @@ def test_a_cancelled_stream_gives_its_slot_and_pages_back(server, grpc, engine, 
         if protocol == "sse":
             closing.join()
     assert min(seconds) < 0.2, seconds
+
+
+def test_all_answers_of_a_cancelled_request_end(server, grpc, engine):
+    until(lambda: idle(engine), 5)
+    stream = grpc.stream("tensorrt_llm", ENDLESS | {"num_return_sequences": 6, "temperature": 1.0})
+    next(stream)
+    until(lambda: engine.statistics()["running"] == 6, 5)
+    finished = engine.statistics()["finished"]["cancelled"]
+    stream.close()
+    until(lambda: idle(engine), 5)
+    assert engine.statistics()["finished"]["cancelled"] == finished + 6
 
 
 def test_stop_cancels_the_requests_with_its_id(server, grpc, engine):
@@ -271,8 +337,22 @@ BAD = [
     ("ensemble", {"messages": "[]", "max_tokens": 5}, "non-empty list"),
     ("ensemble", {"text_input": "a", "max_tokens": 5, "max_token": 7}, "unknown input 'max_token'"),
     ("ensemble", {"text_input": "a", "max_tokens": 5, "beam_width": 2}, "beam_width=2 is not supported"),
-    ("ensemble", {"text_input": "a", "max_tokens": 5, "bad_words": "b"}, "bad_words='b' is not supported"),
-    ("ensemble", {"text_input": "a", "max_tokens": 5, "repetition_penalty": 2.0}, "repetition_penalty=2.0"),
+    ("ensemble", {"text_input": "a", "max_tokens": 5, "num_return_sequences": 0}, "n=0"),
+    ("ensemble", {"text_input": "a", "max_tokens": 5, "repetition_penalty": 0.0}, "repetition_penalty=0.0"),
+    ("ensemble", {"text_input": "a", "max_tokens": 5, "priority": 2.0}, "priority=2.0"),
+    ("ensemble", {"text_input": "a", "max_tokens": 5, "allotted_time_ms": -1}, "allotted_time_ms=-1"),
+    ("ensemble", {"text_input": "a", "max_tokens": 5, "embedding_bias_words": "zq"}, "embedding_bias_weights 0"),
+    (
+        "ensemble",
+        {"text_input": "a", "max_tokens": 5, "embedding_bias_words": "zqzq", "embedding_bias_weights": 1.0},
+        "'zqzq' with a bias is 4 tokens",
+    ),
+    ("ensemble", {"text_input": "a", "max_tokens": 5, "guided_decoding_guide": "a"}, "guide"),
+    (
+        "ensemble",
+        {"text_input": "a", "max_tokens": 5, "guided_decoding_guide_type": "regex", "guided_decoding_guide": "("},
+        "guides need an end token",
+    ),
     ("ensemble", {"text_input": "a", "max_tokens": 5, "temperature": -1.0}, "temperature=-1.0"),
     ("ensemble", {"text_input": "a", "max_tokens": 5, "top_p": 2.0}, "top_p=2.0"),
     ("ensemble", {"text_input": "a", "max_tokens": 5, "top_k": -2}, "top_k=-2"),
@@ -364,11 +444,28 @@ def test_health_and_metrics(server, grpc, engine):
     assert metric("nv_trt_llm_kv_cache_block_metrics", "tokens_per") == 16
     assert metric("nv_trt_llm_state_slot_metrics", "used") == 1
     stream.close()
-    until(lambda: metric("nv_trt_llm_state_slot_metrics", "free") == 64, 3)
+    until(lambda: metric("nv_trt_llm_state_slot_metrics", "used") == 0, 3)
     before = metric("nv_trt_llm_response_metrics", "error") or 0
     with pytest.raises(ClientError):
         http_generate(server.http_url, "tensorrt_llm", {"request_output_len": 5})
     until(lambda: metric("nv_trt_llm_response_metrics", "error") == before + 1, 3)
+
+
+def test_latencies_as_histograms(server, engine):
+    """Counts and sums of Triton's histograms are those that the engine has observed."""
+    http_generate(server.http_url, "tensorrt_llm", {"input_ids": [1], "request_output_len": 3})
+    observed = engine.statistics()["histograms"]
+    names = {"queue": "request_queue_time", "first_token": "time_to_first_token"}
+    names |= {"per_output_token": "time_per_output_token", "end_to_end": "e2e_request_latency"}
+
+    def metric(name):
+        return float(re.search(rf"^trtllm_{name}{{.*}} ([0-9.e+-]+)$", get(server.metrics_url), re.MULTILINE)[1])
+
+    until(lambda: metric("e2e_request_latency_seconds_count") == sum(observed["end_to_end"]["counts"]), 3)
+    for histogram, name in names.items():
+        assert metric(f"{name}_seconds_count") == sum(observed[histogram]["counts"]) > 0
+        assert metric(f"{name}_seconds_sum") == pytest.approx(observed[histogram]["sum"], rel=1e-3, abs=1e-4)
+    assert 0 <= metric("kv_cache_hit_rate") <= 1
 
 
 def test_interfaces_that_change_the_server_are_closed(server):
@@ -473,18 +570,34 @@ def test_two_servers_cannot_share_a_folder(server):
         Server(options, lambda line: None).start()
 
 
+SCHEMA = '{"enum": ["ab", 22]}'
+EXPRESSION = "[a-c]{3}x"
+
+
 @pytest.mark.parametrize("family", checkpoints.FAMILIES)
 def test_a_real_engine_serves_32_streams_of_what_it_generates_in_process(family, tmp_path):
+    """Half of them with guides, in one batch with the others."""
     folder = engines.tiny_text_engine(family)
-    loaded = Engine(load_runner(folder), load_tokenizer(folder))
-    starts = ["import os", "def main():", "for x in range(10):", "class A:"]
-    texts = [f"{start}\n{'# ' * i}" for i in range(8) for start in starts]
-    requests = [Request(t, loaded.tokenizer.encode(t), SamplingParams(24)) for t in texts]
+    loaded = load_engine(folder)
+    starts = {
+        "import os": {"guide_type": "json_schema", "guide": SCHEMA},
+        "def main():": {},
+        "for x in range(10):": {"guide_type": "regex", "guide": EXPRESSION},
+        "class A:": {},
+    }
+    asked = [(f"{start}\n{'# ' * i}", guide) for i in range(8) for start, guide in starts.items()]
+    requests = [Request(t, loaded.tokenizer.encode(t), SamplingParams(24, **guide)) for t, guide in asked]
     expected = [result.text for result in loaded.generate(requests)]
-    options = ServeOptions(folder, 0, 0, 0, state_dir=tmp_path / "state", threads=1)
+    options = ServeOptions(folder, 0, 0, 0, RunOptions(threads=1), state_dir=tmp_path / "state")
     with Server(options, lambda line: None) as real, GrpcClient(real.grpc_url) as client:
-        fields = [{"text_input": t, "max_tokens": 24, "stream": True} for t in texts]
+        fields = [
+            {"text_input": t, "max_tokens": 24, "stream": True}
+            | {f"guided_decoding_{name}": value for name, value in guide.items()}
+            for t, guide in asked
+        ]
         sse = in_parallel(lambda f: text(http_stream(real.http_url, "ensemble", f)), fields)
         streams = in_parallel(lambda f: list(client.stream("ensemble", f)), fields)
     assert sse == expected
     assert [b"".join(o["text_output"][0, 0] for o in stream).decode() for stream in streams] == expected
+    assert all(json.loads(answer) in ("ab", 22) for answer in sse[::4])
+    assert all(re.fullmatch(EXPRESSION, answer) for answer in sse[2::4])
