@@ -319,7 +319,7 @@ def test_options_of_a_run_do_not_change_the_tokens(command: Run, folders: Folder
 
 
 def test_several_answers_with_log_probabilities(command: Run, folders: Folders) -> None:
-    """Each answer has its own tokens; the first one has the log-probabilities of the prompt, but for its first token."""
+    """Each answer has its own tokens; the first also the log-probabilities of all prompt tokens but one."""
     words = ["generate", folders.engine, "--input-ids", "5,6,7", "--max-tokens", 6, "--n", 2, "--temperature", 1]
     words += ["--seed", 3, "--ignore-eos"]
     asked = command(*words, "--log-probs", "--top-log-probs", 2, "--prompt-log-probs", 1, "--json").json["outputs"]
