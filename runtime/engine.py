@@ -89,10 +89,10 @@ class Engine:
         self._intake = Intake(self.info, tokenizer, options.max_draft_tokens, options.priority_seconds, clock)
         self._clock = clock
         self._recorder = Recorder(clock)
-        self._deadlines: list[tuple[float, int, Request]] = []
+        self._deadlines: list[tuple[float, int, list[Sequence]]] = []
         self._lock = threading.Lock()  # of the requests, the inbox and the closing
         self._requests: dict[str, list[Sequence]] = {}  # answers that have not finished
-        self._inbox: deque[list[Sequence] | str] = deque()  # new answers and ids to cancel, in the order they came
+        self._inbox: deque[Sequence | list[Sequence]] = deque()  # new answers, and those to cancel
         self._closed = False
 
     def submit(self, request: Request) -> None:
@@ -109,13 +109,13 @@ class Engine:
             if request.id in self._requests:
                 raise ValueError(f"request id {request.id!r} is in use")
             self._requests[request.id] = answers
-            self._inbox.append(list(answers))
+            self._inbox.append(answers[0])
 
     def cancel(self, request_id: str) -> None:
         """Ask for the end of a request; the next step frees what it holds. An id that is not in use is ignored."""
         with self._lock:
-            if request_id in self._requests:
-                self._inbox.append(request_id)
+            if (answers := self._requests.get(request_id)) is not None:
+                self._inbox.append(answers)
 
     @property
     def has_work(self) -> bool:
@@ -199,13 +199,13 @@ class Engine:
         outputs: list[Output] = []
         while self._inbox:
             item = self._inbox.popleft()
-            if isinstance(item, str):
+            if isinstance(item, list):
                 outputs += self._end(item, "cancelled")
                 continue
-            leader = item[0]
-            self._scheduler.add(leader)
-            if (allotted := leader.request.allotted_time_ms) is not None:
-                heappush(self._deadlines, (leader.times.submitted + allotted / 1e3, leader.rank[1], leader.request))
+            self._scheduler.add(item)
+            if (allotted := item.request.allotted_time_ms) is not None:
+                deadline = item.times.submitted + allotted / 1e3
+                heappush(self._deadlines, (deadline, item.rank[1], self._requests[item.request.id]))
         return outputs
 
     def _end_late(self) -> list[Output]:
@@ -213,13 +213,12 @@ class Engine:
         outputs: list[Output] = []
         now = self._clock() if self._deadlines else 0.0
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, request = heappop(self._deadlines)
-            if any(sequence.request is request for sequence in self._requests.get(request.id, ())):
-                outputs += self._end(request.id, "timed_out")
+            outputs += self._end(heappop(self._deadlines)[2], "timed_out")
         return outputs
 
-    def _end(self, request_id: str, reason: FinishReason) -> list[Output]:
-        sequences = list(self._requests.get(request_id, ()))
+    def _end(self, answers: list[Sequence], reason: FinishReason) -> list[Output]:
+        """End those answers of a request that have not finished."""
+        sequences = list(answers)
         for sequence in sequences:
             with contextlib.suppress(Exception):  # of a tokenizer that cannot decode what is held back
                 sequence.answer.finish()

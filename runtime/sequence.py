@@ -81,7 +81,8 @@ class Sequence:
     @property
     def scores_prompt(self) -> bool:
         """Whether the next step's logits are those of prompt tokens whose log-probabilities are wanted."""
-        return self.request.params.prompt_log_probs is not None and self.computed < len(self.prompt)
+        wanted = self.request.params.prompt_log_probs is not None and self.answer.index == 0
+        return wanted and self.answer.num_prompt_scores < len(self.prompt) - 1
 
     def pending(self, count: int) -> NDArray[np.int32]:
         """The next `count` tokens to run, drafts included."""
