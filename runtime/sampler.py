@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
@@ -37,20 +38,21 @@ class Choice:
 def choose(
     logits: F32, sequences: Rows[Sequence], ahead: Rows[int], masks: Rows[Bitmask | None] | None = None
 ) -> Choice:
-    """Sample one token for each row of `logits` [R, V]; rows that a request changes are restored in the end.
+    """Sample one token for each row of `logits` [R, V].
 
     Row i is `ahead[i]` tokens after the next one of `sequences[i]`, whose first `ahead[i]` drafts are taken for output.
     The request's logits processors come first, then `masks[i]`, then temperature, top-k, top-p and min-p. The token is
     a function of the row, the request, its seed, the position and the history, so nothing depends on the other rows.
     Log-probabilities are those of the model's logits.
     """
-    changed = [i for i, s in enumerate(sequences) if s.processors is not None or (masks and masks[i] is not None)]
-    model = logits[changed]
+    changed = {i for i, s in enumerate(sequences) if s.processors is not None or (masks and masks[i] is not None)}
+    result = _sample(logits, sequences, ahead, left_out=changed)
     for i in changed:
-        _change(logits[i], sequences[i], ahead[i], masks[i] if masks else None)
-    result = _sample(logits, sequences, ahead)
-    result.valid[changed] &= greedy(model).valid
-    logits[changed] = model
+        row = logits[i : i + 1].copy()
+        _change(row[0], sequences[i], ahead[i], masks[i] if masks else None)
+        again = _sample(row, sequences[i : i + 1], ahead[i : i + 1])
+        result.tokens[i] = again.tokens[0]
+        result.valid[i] &= again.valid[0]
     choice = Choice(
         tokens=result.tokens.tolist(),
         log_probs=[math.nan] * len(sequences),
@@ -81,9 +83,12 @@ def temperature_of(params: SamplingParams) -> float:
     return 1.0 if params.top_k or (params.top_p or 1) < 1 or params.min_p else 0.0
 
 
-def _sample(logits: F32, sequences: Rows[Sequence], ahead: Rows[int]) -> Sampled:
+def _sample(
+    logits: F32, sequences: Rows[Sequence], ahead: Rows[int], left_out: Collection[int] = frozenset()
+) -> Sampled:
+    """Sample each row of `logits` [R, V] as it is; those left out are greedy."""
     result = greedy(logits)
-    random = [i for i, sequence in enumerate(sequences) if not sequence.greedy]
+    random = [i for i, sequence in enumerate(sequences) if not sequence.greedy and i not in left_out]
     if random:
         params = _params([sequences[i] for i in random], [ahead[i] for i in random], logits.shape[1])
         result.tokens[random] = sample(logits if len(random) == len(logits) else logits[random], params).tokens

@@ -15,6 +15,7 @@ Ids = NDArray[np.int64]
 
 CHUNK = 1 << 17  # logits that are worked on at once, so that they stay in the cache
 GROUP = 32  # logits of which only the largest is looked at first
+FEW = 1024  # weights that are sorted at once
 CLASS_SHIFT = 18  # bits of a float32 below its exponent and the first 5 of its fraction
 BLOCK = 512  # weights that are summed before the cumulative sum looks at them one by one
 
@@ -71,23 +72,30 @@ def largest(values: F32, count: int) -> Ids:
 def _nucleus(scaled: F32, weights: F32, top_p: float) -> Ids:
     """Places of the shortest run from the largest weight on that holds `top_p` of the total, ascending.
 
-    Weights below (1 - top_p) × total / N add up to less than 1 - top_p of the total, so none of them is in it. The high
-    bits of a positive float rank as it does: they say in which class of weights the run ends, the only one to be
-    sorted.
+    Weights below (1 - top_p) × total / N add up to less than 1 - top_p of the total, so none of them is in it.
     """
     total = float(weights.sum(dtype=np.float64))
-    target = top_p * total
     candidates = np.flatnonzero(weights >= 0.999 * (1 - top_p) * total / len(weights))
+    certain, before = candidates[:0], 0.0
+    if len(candidates) > FEW:
+        certain, candidates, before = _narrow(weights, candidates, top_p * total)
+    order = np.argsort(-scaled[candidates], kind="stable")
+    cumulative = before + np.cumsum(weights[candidates[order]], dtype=np.float64)
+    length = int(np.searchsorted(cumulative, top_p * total)) + 1
+    return np.sort(np.concatenate([certain, candidates[order[:length]]]))
+
+
+def _narrow(weights: F32, candidates: Ids, target: float) -> tuple[Ids, Ids, float]:
+    """Candidates that the shortest run of weight `target` holds, those among which it ends, and the weight before them.
+
+    The high bits of a positive float rank as it does, so they part the weights into classes that need no sort.
+    """
     weights = weights[candidates]
     classes = weights.view(np.int32) >> CLASS_SHIFT
     sums = np.cumsum(np.bincount(classes, weights)[::-1])
     place = int(np.searchsorted(sums, target))
     last = len(sums) - 1 - place
-    border = np.flatnonzero(classes == last)
-    border = border[np.argsort(-scaled[candidates[border]], kind="stable")]
-    before = sums[place - 1] if place else 0.0
-    length = int(np.searchsorted(before + np.cumsum(weights[border], dtype=np.float64), target)) + 1
-    return np.sort(candidates[np.concatenate([np.flatnonzero(classes > last), border[:length]])])
+    return candidates[classes > last], candidates[classes == last], float(sums[place - 1]) if place else 0.0
 
 
 def _pick(weights: F32, number: float) -> int:
