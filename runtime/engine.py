@@ -102,7 +102,7 @@ class Engine:
         engine is closed.
         """
         answers = self._intake.answers(request)
-        self._caches.check_fits(answers[0].max_cached)
+        self._caches.pages.check_fits(answers[0].max_cached)
         with self._lock:
             if self._closed:
                 raise RuntimeError("the engine is closed")
@@ -148,7 +148,7 @@ class Engine:
         if len(outputs) != len(requests):
             raise ValueError("the requests do not have different ids")
         for request in requests:
-            self._caches.check_fits(self._intake.answers(request)[0].max_cached)
+            self._caches.pages.check_fits(self._intake.answers(request)[0].max_cached)
         for request in requests:
             self.submit(request)
         unfinished = len(requests)
@@ -317,7 +317,7 @@ class Engine:
         counters.accepted_draft_tokens += accepted
         if finished:
             return
-        if accepted == drafts or self._caches.slots is None:
+        if accepted == drafts or self._caches.states is None:
             self._caches.commit(sequence, count - drafts + accepted)
 
     def _fork(self, leader: Sequence, logits: Logits) -> list[Output]:

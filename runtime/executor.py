@@ -34,7 +34,7 @@ class Executor:
         self._poison_lost()
         for sequence, swapped in plan.swapped_in:
             self._restore(sequence, swapped)
-        if plan.started and self._caches.slots is not None:
+        if plan.started and self._caches.states is not None:
             self._runner.clear_slots([sequence.target for sequence in plan.started])
         if not plan.sequences:
             return np.zeros((0, self._runner.info.vocab_size), np.float32)
@@ -79,10 +79,8 @@ class Executor:
 
     def _restore(self, sequence: Sequence, swapped: Swapped) -> None:
         """The sequence may have got more pages for this step than it had."""
-        pages = {
-            pool.group: holding.held[: len(swapped.pages[pool.group])]
-            for pool, holding in zip(self._caches.pools, sequence.holdings, strict=True)
-        }
+        held = self._caches.pages.held(sequence)
+        pages = {group: held[group][: len(its)] for group, its in swapped.pages.items()}
         self._runner.restore(swapped.data, pages, [sequence.target] if swapped.slots else [])
 
     def _poison_lost(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from hybridtrt.runtime.answer import Answer
+from hybridtrt.runtime.drafts import NgramDrafter
 from hybridtrt.runtime.guided import Guide, Guides
 from hybridtrt.runtime.logits_processors import make_processors
 from hybridtrt.runtime.request import Request
@@ -18,9 +18,6 @@ from hybridtrt.runtime.statistics import RequestTimes
 from hybridtrt.runtime.text_stream import TextStream
 from hybridtrt.runtime.tokenizer import Tokenizer
 from hybridtrt.runtime.validation import MAX_SEED, check_request, stop_ids
-
-if TYPE_CHECKING:
-    from hybridtrt.runtime.drafts import NgramDrafter
 
 
 class Intake:
@@ -94,6 +91,4 @@ class Intake:
         """Guided answers are not drafted: each mask depends on the token before."""
         if not self._max_draft_tokens or request.params.guide_type is not None:
             return None
-        from hybridtrt.runtime.drafts import NgramDrafter
-
         return NgramDrafter(request.prompt_ids, self._max_draft_tokens)

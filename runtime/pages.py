@@ -95,6 +95,10 @@ class PagePool:
         """One past the last page of a sequence of `tokens` tokens."""
         return -(-(tokens if self.limit is None else min(tokens, self.limit)) // self.page_size)
 
+    def full_pages(self, tokens: int) -> int:
+        """Pages that a sequence of `tokens` tokens does not write to any more."""
+        return self.end(tokens) if self.limit is not None and tokens >= self.limit else tokens // self.page_size
+
     def first(self, tokens: int) -> int:
         """The first page that a token at position `tokens` sees."""
         return 0 if self.window is None else max(tokens - self.window + 1, 0) // self.page_size
@@ -202,6 +206,11 @@ class PagePool:
         del self._pages[self._keys.pop(page)]
         self.lost.append(page)
         return page
+
+    def take_lost(self) -> list[int]:
+        """The pages that lost their content since the last call."""
+        lost, self.lost = self.lost, []
+        return lost
 
     def faults(self, holdings: Collection[Holding]) -> list[str]:
         """What is wrong with the accounts if `holdings` are all that live, one line a fault; empty when all is well."""

@@ -46,6 +46,7 @@ class PrefixCache:
     def __init__(self, pools: Row[PagePool], slots: SlotPool | None, page_size: int, interval: int) -> None:
         self.pools, self.slots, self.page_size = pools, slots, page_size
         self._interval = max(interval // page_size, 1) * page_size
+        self.nothing = Hit(pages=tuple((0, ()) for _ in pools))
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
     def find(self, keys: Row[bytes], tokens: int) -> Hit:
@@ -61,7 +62,7 @@ class PrefixCache:
             pages = [self._pages(pool, keys, count) for pool in self.pools]
             if all(found is not None for found in pages):
                 return Hit(count * self.page_size, slot, tuple(found for found in pages if found is not None))
-        return Hit(pages=tuple((0, ()) for _ in self.pools))
+        return self.nothing
 
     def junction(self, keys: Row[bytes], tokens: int) -> int:
         """Tokens that the prompt shares with an earlier one, in whole pages; then remember this prompt too."""
@@ -77,8 +78,6 @@ class PrefixCache:
 
     def next_snapshot(self, after: int, junction: int, prompt: int) -> int:
         """The next place beyond `after` tokens where a snapshot is worth its slot."""
-        if self.slots is None:
-            return NEVER
         places = [(after // self._interval + 1) * self._interval]
         last = (prompt - 1) // self.page_size * self.page_size
         if last - after >= MIN_PAGES * self.page_size:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hybridtrt.runtime.cache_manager import CacheManager
+from hybridtrt.runtime.page_tables import Copies
 from hybridtrt.runtime.prefix_cache import Hit
 from hybridtrt.runtime.runner import Costs
 from hybridtrt.runtime.sequence import Rank, Sequence
@@ -129,7 +130,7 @@ class Scheduler:
         """Let a running sequence wait, with what it has swapped out or to be computed again."""
         del self.running[sequence.name]
         sequence.drafts = []
-        num_bytes = self.caches.swap_bytes(sequence)
+        num_bytes = self.caches.num_bytes(sequence)
         copying = 2 * num_bytes / self.costs.copy_bytes_per_s
         if self.caches.swap.fits(num_bytes) and copying < sequence.computed * self.costs.seconds_per_token:
             self.caches.swap_out(sequence)
@@ -140,7 +141,7 @@ class Scheduler:
             plan.recomputed += 1
         self.waiting.add(sequence)
 
-    def fork(self, leader: Sequence, follower: Sequence) -> dict[str, list[tuple[int, int]]] | None:
+    def fork(self, leader: Sequence, follower: Sequence) -> Copies | None:
         """Let a follower run from where its leader stands; None, and it waits, when there is no room for it.
 
         Returns the pages that must be copied at once.
@@ -155,7 +156,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise `RuntimeError` unless every page, slot and swapped byte is accounted for."""
-        self.caches.check_integrity(self.running.values(), list(self.waiting))
+        self.caches.check_integrity(list(self.running.values()), list(self.waiting))
 
     def _plan_decode(self, plan: Plan, sequences: list[Sequence], wanted: int) -> None:
         """Rows of one token first; then those with drafts, or with tokens to run again because drafts were wrong."""

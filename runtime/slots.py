@@ -122,6 +122,11 @@ class SlotPool:
         self.lost.append(slot)
         return slot
 
+    def take_lost(self) -> list[int]:
+        """The slots that lost their states since the last call."""
+        lost, self.lost = self.lost, []
+        return lost
+
     def faults(self, holders: Collection[tuple[int, str]]) -> list[str]:
         """What is wrong with the accounts if `holders` (slot and owner) are all that live, one line a fault."""
         faults = []
