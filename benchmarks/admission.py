@@ -1,21 +1,29 @@
 #!/usr/bin/env python3
 """Admission where pages are scarce: all of prompt + max_tokens reserved, half the output expected, or a profile.
 
-Requests of 16 to 512 tokens ask for up to 256 more and mostly end early: one token in 64 of the vocabulary stops them,
-and they sample almost evenly from it. The profile is that of a sample of the same kind with other prompts. Every run
-has the same requests with the same seeds, so the same work, at the same times.
+Requests of 16 to 512 tokens ask for 256 more and mostly end early: one token in 64 of the vocabulary stops them, and
+they sample almost evenly from it. The profile is that of a sample of the same kind with other prompts. Every run has
+the same requests with the same seeds, so the same work, at the same times.
+
+The policies are those of the real engine. Its steps are simulated, so that there can be enough requests for a P99: a
+step takes 10 ms and 0.5 ms a token, about what a small model takes here. `--engine` runs a random model instead.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
+import numpy as np
+from constant_runner import ConstantRunner
 from harness import in_turn, parser, random_engine, report
-from load import Arrival, WatchedRunner, at_once, mixed_requests, poisson, run
+from load import Arrival, Clock, SimulatedClock, WatchedRunner, at_once, mixed_requests, poisson, run
+from numpy.typing import NDArray
 
 from hybridtrt.build.engine import BuildConfig
+from hybridtrt.plugins.step import StepBatch
 from hybridtrt.runtime.engine import Engine, EngineOptions
 from hybridtrt.runtime.load import RuntimeOptions, load_runner
 from hybridtrt.runtime.profile import FORMAT, Profile, StepProfile
@@ -24,42 +32,72 @@ from hybridtrt.runtime.request import Request
 
 LIMITS = BuildConfig(max_batch_size=16, max_num_tokens=512, max_seq_len=1024)
 PROMPTS, MOST_NEW, STOP_EVERY = (16, 512), 256, 64
+STEP_SECONDS, TOKEN_SECONDS = 0.01, 0.0005
+SAMPLE = 100  # requests of the profile
+
+
+class SimulatedRunner(ConstantRunner):
+    """Steps that take their time by a clock of their own."""
+
+    def __init__(self, clock: Clock, cached_tokens: int) -> None:
+        super().__init__(LIMITS.max_batch_size, LIMITS.max_seq_len, LIMITS.max_num_tokens, cached_tokens)
+        self._clock = clock
+
+    def step(self, batch: StepBatch) -> NDArray[np.float32]:
+        self._clock.sleep(STEP_SECONDS + TOKEN_SECONDS * batch.num_tokens)
+        return super().step(batch)
 
 
 def main() -> int:
     """Print the figures of each policy and their ratios to worst-case reservation."""
     one = parser(__doc__)
-    one.add_argument("--requests", type=int, default=32, help="requests of the trace (32)")
+    one.add_argument("--engine", action="store_true", help="run a random model")
+    one.add_argument("--requests", type=int, help="requests of the trace (800; 32 of a random model)")
     one.add_argument("--kv-cache-tokens", type=int, default=2048, help="tokens in the pages of a group (2048)")
     one.add_argument("--load", type=float, default=1.0, help="arrivals over what worst-case reservation serves (1.0)")
-    one.set_defaults(repeats=2)
+    one.set_defaults(repeats=1)
     args = one.parse_args()
-    with random_engine(LIMITS) as engine_dir:
-        options = RuntimeOptions(threads=args.threads, kv_cache_tokens=args.kv_cache_tokens, enable_block_reuse=False)
-        watched = WatchedRunner(load_runner(engine_dir, options))
-        profile = measured(watched, args.requests)
-        batch = at_once(poisson(early_ends(args.requests, watched, seed=0), rate=1.0))
+    count = args.requests or (32 if args.engine else 800)
+    with (
+        random_model(args.kv_cache_tokens, args.threads) if args.engine else simulation(args.kv_cache_tokens)
+    ) as watched:
+        profile = measured(watched)
+        batch = at_once(poisson(early_ends(count, watched, seed=0), rate=1.0))
         worst = partial(Engine, watched, None, EngineOptions(enable_block_reuse=False))
-        useful = EngineOptions(enable_block_reuse=False, policy="max_utilization")
-        rate = args.load * len(batch) / run(worst(), watched, batch).seconds
+        expecting = EngineOptions(enable_block_reuse=False, policy="max_utilization")
+        rate = args.load * count / run(worst(), watched, batch).seconds
         trace = poisson([arrival.request for arrival in batch], rate)
         kinds: dict[str, Callable[[], Engine]] = {
             "worst case reserved": worst,
-            "half the output": partial(Engine, watched, None, useful),
-            "profile": partial(Engine, watched, None, useful, profile),
+            "half the output": partial(Engine, watched, None, expecting),
+            "profile": partial(Engine, watched, None, expecting, profile),
         }
-        figures = in_turn(
-            {kind: partial(serve, engine, watched, trace) for kind, engine in kinds.items()}, args.repeats
-        )
-        watched.runner.close()
+        figures = in_turn({kind: partial(serve, make, watched, trace) for kind, make in kinds.items()}, args.repeats)
     base, names = figures["worst case reserved"], ("queue mean s", "queue P99 s", "latency P99 s", "tokens/s")
     ratios = {
         f"{name}, {kind} over worst case": figures[kind][name] / base[name]
         for kind in ("half the output", "profile")
         for name in names
     }
-    report(args, figures, ratios, arrivals_per_s=rate, kv_cache_tokens=args.kv_cache_tokens)
+    report(args, figures, ratios, arrivals_per_s=rate, kv_cache_tokens=args.kv_cache_tokens, requests=count)
     return 0
+
+
+@contextmanager
+def simulation(cached_tokens: int) -> Iterator[WatchedRunner]:
+    """A runner whose steps take simulated time."""
+    clock = SimulatedClock()
+    yield WatchedRunner(SimulatedRunner(clock, cached_tokens), clock)
+
+
+@contextmanager
+def random_model(cached_tokens: int, threads: int) -> Iterator[WatchedRunner]:
+    """A runner of a random model."""
+    with random_engine(LIMITS) as engine_dir:
+        options = RuntimeOptions(threads=threads, kv_cache_tokens=cached_tokens, enable_block_reuse=False)
+        watched = WatchedRunner(load_runner(engine_dir, options))
+        yield watched
+        watched.runner.close()
 
 
 def early_ends(count: int, watched: WatchedRunner, seed: int) -> list[Request]:
@@ -69,11 +107,12 @@ def early_ends(count: int, watched: WatchedRunner, seed: int) -> list[Request]:
     return mixed_requests(count, PROMPTS, (MOST_NEW, MOST_NEW), vocab, seed, temperature=1.0, stop_token_ids=stops)
 
 
-def measured(watched: WatchedRunner, count: int) -> Profile:
-    """The profile of a sample of such requests; of steps it has nothing that counts here."""
+def measured(watched: WatchedRunner) -> Profile:
+    """The profile of a sample of such requests; of steps it has only what preempting costs."""
     engine = Engine(watched, None, EngineOptions(enable_block_reuse=False))
-    ranges = tuple(profile_ranges(engine, early_ends(count, watched, seed=1)))
-    return Profile(FORMAT, "", ranges, (), (StepProfile(1, watched.info.costs.seconds_per_token, None),), 1e9)
+    ranges = tuple(profile_ranges(engine, early_ends(SAMPLE, watched, seed=1)))
+    costs = watched.info.costs
+    return Profile(FORMAT, "", ranges, (), (StepProfile(1, costs.seconds_per_token, None),), costs.copy_bytes_per_s)
 
 
 def serve(make: Callable[[], Engine], watched: WatchedRunner, trace: Sequence[Arrival]) -> dict[str, float]:

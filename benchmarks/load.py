@@ -1,7 +1,8 @@
-"""Requests that arrive over time, and what they wait: the engine is stepped, the clock is the real one."""
+"""Requests that arrive over time, and what they wait, by the clock or by one that a simulation moves."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,29 +19,50 @@ from hybridtrt.runtime.request import Output, Request, SamplingParams
 from hybridtrt.runtime.runner import Runner
 
 
+class Clock:
+    """Seconds that pass."""
+
+    def __call__(self) -> float:
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+
+class SimulatedClock(Clock):
+    """Seconds that pass only while somebody sleeps, and then always do."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now = max(self._now + seconds, math.nextafter(self._now, math.inf))
+
+
 class WatchedRunner:
-    """A runner that notes when each request first runs, how many rows a step has and how long steps take.
+    """A runner that notes when each request first runs and how many rows a step has.
 
     A request is known by the first token of its prompt, so those must differ.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, clock: Clock | None = None) -> None:
         self.runner = runner
+        self.clock = clock or Clock()
         self.first_run: dict[int, float] = {}
         self.rows: list[int] = []
-        self.seconds = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runner, name)
 
     def step(self, batch: StepBatch) -> NDArray[np.float32]:
-        started = time.perf_counter()
         for row in np.nonzero(batch.context_lens == 0)[0]:
-            self.first_run.setdefault(int(batch.input_ids[batch.cu_seqlens[row]]), started)
-        logits = self.runner.step(batch)
+            self.first_run.setdefault(int(batch.input_ids[batch.cu_seqlens[row]]), self.clock())
         self.rows.append(batch.num_sequences)
-        self.seconds += time.perf_counter() - started
-        return logits
+        return self.runner.step(batch)
 
     def close(self) -> None:
         """The runner goes on to the next engine."""
@@ -134,10 +156,10 @@ def run(
     """Run arrivals to their ends. `choose` says, before each step, which of those that wait are submitted."""
     times = Times({arrival.request.id: arrival.at for arrival in arrivals}, useful)
     watched.first_run, watched.rows = {}, times.rows
-    coming, waiting = list(arrivals), list[Arrival]()
-    started = time.perf_counter()
+    coming, waiting, clock = list(arrivals), list[Arrival](), watched.clock
+    started = clock()
     while coming or waiting or engine.has_work:
-        now = time.perf_counter() - started
+        now = clock() - started
         while coming and coming[0].at <= now:
             waiting.append(coming.pop(0))
         chosen = {request.id: request for request in choose(waiting, engine)}
@@ -147,10 +169,10 @@ def run(
         if engine.has_work:
             outputs = engine.step()
             for output in outputs:
-                times.take(output, time.perf_counter() - started)
+                times.take(output, clock() - started)
         else:
-            time.sleep(max(coming[0].at - now, 0))
-    times.seconds = time.perf_counter() - started
+            clock.sleep(max(coming[0].at - now, 0))
+    times.seconds = clock() - started
     for arrival in arrivals:
         first = watched.first_run[arrival.request.prompt_ids[0]]
         times.queue[arrival.request.id] = first - started - arrival.at

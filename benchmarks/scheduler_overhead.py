@@ -15,72 +15,26 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from constant_runner import VOCAB, ConstantRunner
 from harness import best_seconds, in_turn, parser, report
-from numpy.typing import NDArray
 
-from hybridtrt.plugins.caches import PageSpec, StateSpec
-from hybridtrt.plugins.step import StepBatch
 from hybridtrt.runtime.engine import Engine
 from hybridtrt.runtime.request import Request, SamplingParams
-from hybridtrt.runtime.runner import RunnerInfo
 from hybridtrt.runtime.tokenizer import Tokenizer
 
-VOCAB, PROMPT, PAGE = 1000, 32, 32
+PROMPT = 32
 TARGETS = {64: 0.3, 512: 1.0}  # ms
-
-
-class ConstantRunner:
-    """A runner without caches or computation. Its best token moves on with the position, so that texts vary."""
-
-    def __init__(self, sequences: int, length: int) -> None:
-        pages = 1 + sequences * -(-length // PAGE)
-        self.info = RunnerInfo(
-            vocab_size=VOCAB,
-            max_batch_size=sequences,
-            max_num_tokens=max(4 * sequences, 512),
-            max_seq_len=length,
-            page_size=PAGE,
-            num_pages={"full": pages, "window": pages},
-            num_slots=2 * sequences + 1,
-            caches=(
-                PageSpec("layers.0.kv", "full", (64,)),
-                PageSpec("layers.1.kv", "window", (64,), window=128),
-                StateSpec("layers.2.state", (64,)),
-            ),
-        )
-        self.seconds = 0.0
-        rng = np.random.default_rng(0)
-        self._logits = rng.normal(size=(VOCAB, VOCAB)).astype(np.float32)
-
-    def step(self, batch: StepBatch) -> NDArray[np.float32]:
-        started = time.thread_time()
-        logits: NDArray[np.float32] = self._logits[batch.positions[batch.logits_indices] % VOCAB]
-        self.seconds += time.thread_time() - started
-        return logits
-
-    def clear_slots(self, slots: Sequence[int]) -> None: ...
-
-    def copy_pages(self, copies: Mapping[str, Sequence[tuple[int, int]]]) -> None: ...
-
-    def save(self, pages: Mapping[str, Sequence[int]], slots: Sequence[int]) -> None: ...
-
-    def restore(self, saved: Any, pages: Mapping[str, Sequence[int]], slots: Sequence[int]) -> None: ...
-
-    def poison(self, pages: Mapping[str, Sequence[int]], slots: Sequence[int]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Load:
     """A number of running sequences on an engine, kept up by new requests where outputs are short."""
 
     def __init__(self, sequences: int, output: int, steps: int, tokenizer: Tokenizer | None) -> None:
-        self.runner = ConstantRunner(sequences, PROMPT + output)
+        self.runner = ConstantRunner(sequences, PROMPT + output, max_num_tokens=max(4 * sequences, 512))
         self.engine = Engine(self.runner, tokenizer)
         self.steps = steps
         self._output = output
