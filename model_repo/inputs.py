@@ -14,7 +14,6 @@ Tensors = Mapping[str, NDArray[Any]]
 # Inputs of TensorRT-LLM's models that would change the result or ask for an output that does not exist here,
 # with the values that mean "off"; with anything else the request is refused.
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "beam_width": (1,),
     "decoder_text_input": ("",),
     "draft_input_ids": (),
     "lora_config": (),

@@ -69,6 +69,7 @@ class Progress:
 INTEGERS = {
     "min_tokens": "min_tokens",
     "n": "num_return_sequences",
+    "beam_width": "beam_width",
     "end_id": "end_id",
     "top_log_probs": "top_log_probs",
     "prompt_log_probs": "prompt_log_probs",

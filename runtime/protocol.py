@@ -169,13 +169,13 @@ def text_field(message: Message, name: str) -> str:
 
 def _sparse(value: Any) -> Message:
     """The fields of a dataclass that differ from their defaults."""
-    cls: Any = type(value)
-    return {name: x for name, default in _defaults(cls) if (x := getattr(value, name)) != default}
+    defaults = _defaults(type(value))
+    return {name: x for name, x in vars(value).items() if x != defaults[name]}
 
 
 @cache
-def _defaults(cls: type) -> tuple[tuple[str, object], ...]:
-    return tuple((f.name, f.default if f.default_factory is MISSING else f.default_factory()) for f in fields(cls))
+def _defaults(cls: type[Any]) -> dict[str, object]:
+    return {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(cls)}
 
 
 def from_wire(cls: type[T], values: object, where: str, **known: object) -> T:

@@ -177,7 +177,6 @@ def test_lists_of_words():
         ({"messages": "[]"}, "exactly one of text_input and messages is wanted"),
         ({"temperature": float("nan")}, "temperature=nan is not a finite number"),
         ({"seed": 1, "random_seed": 2}, "seed=1 and random_seed=2 contradict each other"),
-        ({"beam_width": 4}, "beam_width=4 is not supported, only 1"),
         ({"repetition_penalty": float("inf")}, "repetition_penalty=inf is not a finite number"),
         ({"embedding_bias_words": "x"}, "embedding_bias_words are 1 and embedding_bias_weights 0"),
         (

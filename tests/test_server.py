@@ -257,10 +257,10 @@ def test_words_and_log_probabilities(grpc, offline):
 
 
 def test_a_request_whose_time_is_over(server, engine):
-    for more in ({"allotted_time_ms": 50}, {"timeout": 50_000}):
+    for more in ({"allotted_time_ms": 300}, {"timeout": 300_000}):
         answer = http_generate(server.http_url, "tensorrt_llm", {**ENDLESS, "streaming": False, **more})
         assert answer["finish_reason"] == "timed_out"
-        assert 0 < answer["sequence_length"] < 100
+        assert 0 < answer["sequence_length"] < 1000
     assert idle(engine)
 
 
@@ -336,7 +336,7 @@ BAD = [
     ("ensemble", {"messages": "nonsense", "max_tokens": 5}, "messages are not valid JSON"),
     ("ensemble", {"messages": "[]", "max_tokens": 5}, "non-empty list"),
     ("ensemble", {"text_input": "a", "max_tokens": 5, "max_token": 7}, "unknown input 'max_token'"),
-    ("ensemble", {"text_input": "a", "max_tokens": 5, "beam_width": 2}, "beam_width=2 is not supported"),
+    ("ensemble", {"text_input": "a", "max_tokens": 5, "beam_width": 2}, "beam_width=2 must be 1: beam search"),
     ("ensemble", {"text_input": "a", "max_tokens": 5, "num_return_sequences": 0}, "n=0"),
     ("ensemble", {"text_input": "a", "max_tokens": 5, "repetition_penalty": 0.0}, "repetition_penalty=0.0"),
     ("ensemble", {"text_input": "a", "max_tokens": 5, "priority": 2.0}, "priority=2.0"),
@@ -392,7 +392,7 @@ def test_bad_input_gets_a_clear_error_and_other_streams_go_on(server, engine):
         ("input_ids", np.array([1], np.int32), "unexpected shape for input 'input_ids'|batch"),
         ("input_ids", np.array([[1], [2]], np.int32), "batch-size must be <= 1"),
         ("surprise", np.array([[1]], np.int32), "unexpected inference input 'surprise'"),
-        ("beam_width", np.array([[3]], np.int32), "beam_width=3 is not supported"),
+        ("beam_width", np.array([[3]], np.int32), "beam_width=3 must be 1: beam search is not supported"),
     ],
 )
 def test_bad_tensors_over_grpc_get_a_clear_error(server, name, data, error):
