@@ -169,12 +169,13 @@ def text_field(message: Message, name: str) -> str:
 
 def _sparse(value: Any) -> Message:
     """The fields of a dataclass that differ from their defaults."""
-    defaults = _defaults(type(value))
+    cls: Any = type(value)
+    defaults = _defaults(cls)
     return {name: x for name, x in vars(value).items() if x != defaults[name]}
 
 
 @cache
-def _defaults(cls: type[Any]) -> dict[str, object]:
+def _defaults(cls: type) -> dict[str, object]:
     return {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(cls)}
 
 

@@ -51,7 +51,7 @@ class RunOptions:
         """An option for each field."""
         for one in fields(cls):
             kind = one.metadata["type"]
-            how = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind}
+            how: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind}
             if kind is _size:
                 how["metavar"] = "BYTES"
             parser.add_argument(_flag(one), dest=one.name, default=argparse.SUPPRESS, help=one.metadata["help"], **how)
@@ -80,4 +80,5 @@ class RunOptions:
 
 
 def _flag(one: Any) -> str:
-    return "--" + (one.metadata["name"] or one.name.replace("_", "-"))
+    name = one.metadata["name"] or one.name.replace("_", "-")
+    return f"--{name}"

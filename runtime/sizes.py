@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 _BASES = {"": 1000, "i": 1024}
-_UNITS = {f"{prefix}{i}b": base**power for power, prefix in enumerate("kmgt", 1) for i, base in _BASES.items()}
+_UNITS: dict[str, int] = {
+    f"{prefix}{i}b": base**power for power, prefix in enumerate("kmgt", 1) for i, base in _BASES.items()
+}
 _UNITS |= {"": 1, "b": 1}
 
 

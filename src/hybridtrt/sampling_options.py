@@ -6,6 +6,7 @@ import argparse
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hybridtrt.runtime.request import SamplingParams
 
@@ -42,7 +43,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """What the options ask for. Raises `OSError` for a file that cannot be read."""
     names = {field.name for field in fields(SamplingParams)}
     given = {name: value for name, value in vars(args).items() if name in names}
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     if "regex" in args:
         values |= {"guide_type": "regex", "guide": args.regex}
     for option, guide_type in (("json_schema", "json_schema"), ("grammar", "ebnf_grammar")):
