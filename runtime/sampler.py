@@ -45,12 +45,15 @@ def choose(
     a function of the row, the request, its seed, the position and the history, so nothing depends on the other rows.
     Log-probabilities are those of the model's logits.
     """
-    changed = {i for i, s in enumerate(sequences) if s.processors is not None or (masks and masks[i] is not None)}
-    result = _sample(logits, sequences, ahead, left_out=changed)
+    special = [i for i, sequence in enumerate(sequences) if not sequence.plain]
+    changed = {i for i in special if sequences[i].processors is not None or (masks and masks[i] is not None)}
+    result = greedy(logits)
+    _sample(logits, sequences, ahead, [i for i in special if i not in changed], result)
     for i in changed:
         row = logits[i : i + 1].copy()
         _change(row[0], sequences[i], ahead[i], masks[i] if masks else None)
-        again = _sample(row, sequences[i : i + 1], ahead[i : i + 1])
+        again = greedy(row)
+        _sample(row, sequences[i : i + 1], ahead[i : i + 1], [0], again)
         result.tokens[i] = again.tokens[0]
         result.valid[i] &= again.valid[0]
     choice = Choice(
@@ -59,8 +62,8 @@ def choose(
         valid=result.valid.tolist(),
         top=[()] * len(sequences),
     )
-    for i, sequence in enumerate(sequences):
-        params = sequence.request.params
+    for i in special:
+        params = sequences[i].request.params
         if (params.return_log_probs or params.top_log_probs) and choice.valid[i]:
             choice.log_probs[i], choice.top[i] = _log_probs(logits[i], choice.tokens[i], params.top_log_probs)
     return choice
@@ -83,16 +86,12 @@ def temperature_of(params: SamplingParams) -> float:
     return 1.0 if params.top_k or (params.top_p or 1) < 1 or params.min_p else 0.0
 
 
-def _sample(
-    logits: F32, sequences: Rows[Sequence], ahead: Rows[int], left_out: Collection[int] = frozenset()
-) -> Sampled:
-    """Sample each row of `logits` [R, V] as it is; those left out are greedy."""
-    result = greedy(logits)
-    random = [i for i, sequence in enumerate(sequences) if not sequence.greedy and i not in left_out]
+def _sample(logits: F32, sequences: Rows[Sequence], ahead: Rows[int], among: Collection[int], result: Sampled) -> None:
+    """Replace the greedy tokens of a result where these rows of `logits` [R, V] want to be sampled."""
+    random = [i for i in among if not sequences[i].greedy]
     if random:
         params = _params([sequences[i] for i in random], [ahead[i] for i in random], logits.shape[1])
         result.tokens[random] = sample(logits if len(random) == len(logits) else logits[random], params).tokens
-    return result
 
 
 def _params(sequences: Rows[Sequence], ahead: Rows[int], vocab_size: int) -> SampleParams:

@@ -60,11 +60,15 @@ class Sequence:
 
     name: str = ""  # unlike all others that live
     max_tokens: int = 0
+    plain: bool = False  # it takes the best token of the model and says no more about it
 
     def __post_init__(self) -> None:
         self.total = len(self.prompt) + len(self.output_ids)
         self.name = f"{self.request.id}/{self.answer.index}"
-        self.max_tokens = self.request.params.max_tokens
+        params = self.request.params
+        self.max_tokens = params.max_tokens
+        scored = params.return_log_probs or params.top_log_probs > 0
+        self.plain = self.greedy and self.processors is None and self.guide is None and not scored
 
     @property
     def running(self) -> bool:
@@ -103,7 +107,7 @@ class Sequence:
         if not valid and self.guide is not None and self.guide.error:
             raise RuntimeError(f"the guide allows no token: {self.guide.error}")
         if not valid:
-            raise FloatingPointError("the logits of this request are not finite")
+            raise FloatingPointError("the logits of this request are not finite, or no token is allowed")
         self.output_ids.append(token)
         self.total += 1
         if self.processors is not None:
