@@ -40,7 +40,7 @@ class Detokenizer:
         if not new:
             return ""
         text = self._decode([*self._ids, *new])
-        if len(new) > 1 and (BROKEN in text or not text.startswith(self._sent)):
+        if len(new) > 1 and BROKEN in text:
             return "".join([self.push(token) for token in new])
         self._ids += new
         return self._read(text)
