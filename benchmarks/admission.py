@@ -54,7 +54,7 @@ def main() -> int:
     one.add_argument("--engine", action="store_true", help="run a random model")
     one.add_argument("--requests", type=int, help="requests of the trace (800; 32 of a random model)")
     one.add_argument("--kv-cache-tokens", type=int, default=2048, help="tokens in the pages of a group (2048)")
-    one.add_argument("--load", type=float, default=1.0, help="arrivals over what worst-case reservation serves (1.0)")
+    one.add_argument("--load", type=float, default=1.2, help="arrivals over what worst-case reservation serves (1.2)")
     one.set_defaults(repeats=1)
     args = one.parse_args()
     count = args.requests or (32 if args.engine else 800)

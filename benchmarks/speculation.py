@@ -4,7 +4,7 @@
 A random model does not copy, so this one is made to: the outputs of its mixers and experts are zeros, and its head
 answers each token with the next one of a cycle. It computes all that any model of its size does. With cycles of 64
 tokens a prompt of one cycle is repeated for ever, as in a copying task; in one cycle of the whole vocabulary nothing
-comes twice.
+comes twice. The misleading prompt has the answer in it, but with every fourth token wrong: the worst for drafts.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from hybridtrt.runtime.runner import Runner
 
 LIMITS = BuildConfig(max_batch_size=8, max_num_tokens=512, max_seq_len=512)
 VOCAB, COPIED, NEW = 4096, 64, 192
+MISLEADING = "misleading prompt"
 OUTPUT_WEIGHTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")
 
 
@@ -39,14 +40,14 @@ def main() -> int:
     args = one.parse_args()
     options = RuntimeOptions(threads=args.threads, max_draft_tokens=args.drafts, enable_block_reuse=False)
     figures: dict[str, dict[str, float]] = {}
-    for task, cycle in (("copying", COPIED), ("nothing repeats", VOCAB)):
+    for task, cycle in (("copying", COPIED), ("nothing repeats", VOCAB), (MISLEADING, VOCAB)):
         following = next_tokens(cycle)
         with random_engine(LIMITS, change=partial(answer_with, following=following)) as engine_dir:
             runner = load_runner(engine_dir, options)
             figures |= in_turn(
                 {
-                    f"{task}, plain": partial(decode, runner, following, args.batch, 0),
-                    f"{task}, drafts": partial(decode, runner, following, args.batch, args.drafts),
+                    f"{task}, plain": partial(decode, runner, following, args.batch, 0, task == MISLEADING),
+                    f"{task}, drafts": partial(decode, runner, following, args.batch, args.drafts, task == MISLEADING),
                 },
                 args.repeats,
             )
@@ -57,14 +58,20 @@ def main() -> int:
         "speed, copying, drafts over plain": speed["copying, drafts"] / speed["copying, plain"],
         "speed, nothing repeats, drafts over plain (at least 0.95)": speed["nothing repeats, drafts"]
         / speed["nothing repeats, plain"],
+        "speed, misleading, drafts over plain": speed[f"{MISLEADING}, drafts"] / speed[f"{MISLEADING}, plain"],
     }
     report(args, figures, ratios, batch=args.batch, max_draft_tokens=args.drafts)
     return 0
 
 
+def shuffled() -> NDArray[np.int64]:
+    """All tokens in a random order."""
+    return np.random.default_rng(0).permutation(VOCAB)
+
+
 def next_tokens(cycle: int) -> NDArray[np.int64]:
     """The token after each token `[VOCAB]`, in random cycles of this length."""
-    cycles = np.random.default_rng(0).permutation(VOCAB).reshape(-1, cycle)
+    cycles = shuffled().reshape(-1, cycle)
     following = np.empty(VOCAB, np.int64)
     following[cycles] = np.roll(cycles, -1, axis=1)
     return following
@@ -90,21 +97,20 @@ def answer_with(model: Path, following: NDArray[np.int64]) -> None:
     save_file(weights, path, {"format": "pt"})
 
 
-def decode(runner: Runner, following: NDArray[np.int64], batch: int, drafts: int) -> dict[str, float]:
+def decode(runner: Runner, following: NDArray[np.int64], batch: int, drafts: int, misleading: bool) -> dict[str, float]:
     """Steps a token of one sequence and tokens a second of all, without prefill.
 
     Raises `RuntimeError` if an answer is not the one that the model must give.
     """
     engine = Engine(runner, options=EngineOptions(enable_block_reuse=False, max_draft_tokens=drafts))
     expected: dict[str, list[int]] = {}
-    starts: list[int] = []
-    while len(expected) < batch:
-        token = next(token for token in range(VOCAB) if token not in starts)
-        text = walk(following, token, COPIED + NEW)
-        starts += text
-        name = str(token)
-        expected[name] = text[COPIED:]
-        engine.submit(Request(name, tuple(text[:COPIED]), SamplingParams(max_tokens=NEW, ignore_eos=True)))
+    for i, first in enumerate(shuffled()[: batch * (COPIED + NEW) : COPIED + NEW]):  # texts have nothing in common
+        text = walk(following, int(first), COPIED + NEW)
+        prompt, expected[str(i)] = text[:COPIED], text[COPIED:]
+        if misleading:
+            wrong = [token if place % 4 else prompt[0] for place, token in enumerate(text[COPIED:], start=1)]
+            prompt = [*wrong, *prompt]
+        engine.submit(Request(str(i), tuple(prompt), SamplingParams(max_tokens=NEW, ignore_eos=True)))
     answers: dict[str, list[int]] = {name: [] for name in expected}
     while not all(answers.values()):
         collect(engine, answers)
