@@ -438,11 +438,11 @@ def test_health_and_metrics(server, grpc, engine):
         found = re.search(pattern, get(server.metrics_url), re.MULTILINE)
         return float(found[1]) if found else None
 
-    until(lambda: metric("nv_trt_llm_request_metrics", "active") == 1, 3)
+    until(lambda: metric("nv_trt_llm_state_slot_metrics", "used") == 1, 3)  # written after what follows
+    assert metric("nv_trt_llm_request_metrics", "active") == 1
     assert metric("nv_trt_llm_request_metrics", "max") == 64
     assert metric("nv_trt_llm_kv_cache_block_metrics", "used") > 0
-    assert metric("nv_trt_llm_kv_cache_block_metrics", "tokens_per") == 16
-    assert metric("nv_trt_llm_state_slot_metrics", "used") == 1
+    until(lambda: metric("nv_trt_llm_kv_cache_block_metrics", "tokens_per") == 16, 3)
     stream.close()
     until(lambda: metric("nv_trt_llm_state_slot_metrics", "used") == 0, 3)
     before = metric("nv_trt_llm_response_metrics", "error") or 0
