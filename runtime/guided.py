@@ -22,6 +22,7 @@ from hybridtrt.runtime.tokenizer import Tokenizer, valid_text
 
 MAX_GUIDE_BYTES = 64 << 10
 COMPILER_STACK = 512 << 20  # llguidance recurses along references: about 500 bytes of stack for each byte of a guide
+STACK_SIZE = threading.Lock()  # of new threads: the process has one
 MAX_WORKERS = 8
 MAX_REASON = 200  # characters of an error of llguidance
 # A grammar that grows too ambiguous ends its own request, after masks of at most some 50 ms and 20 MB.
@@ -86,22 +87,26 @@ class Guides:
         backend = self._tokenizer.backend
         if backend is None:
             raise ValueError("guides need a fast tokenizer that does not clean up spaces")
-        size = backend.get_vocab_size()
-        ends = sorted(token for token in self._end_ids if token < min(size, self._vocab_size))
+        ends = sorted(token for token in self._end_ids if token < min(self._size, self._vocab_size))
         if not ends:
             raise ValueError(f"guides need an end token of the tokenizer; the model's are {sorted(self._end_ids)}")
-        # A space before the text would be a token that the guide does not expect. Inside strings quotes are escaped.
+        # A space put before texts would be a token that no guide expects. Inside strings of JSON, quotes are escaped.
         text = backend.to_str().replace('"add_prefix_space":true', '"add_prefix_space":false')
         try:
-            return LLTokenizer(text, n_vocab=max(size, self._vocab_size), eos_token=ends)
+            return LLTokenizer(text, n_vocab=max(self._size, self._vocab_size), eos_token=ends)
         except ValueError as error:
             raise ValueError(f"guides cannot be used with this tokenizer: {_line(str(error))}") from None
+
+    @cached_property
+    def _size(self) -> int:
+        """The size of the tokenizer's vocabulary, in which ids may be missing."""
+        return 1 + int(max(self._tokenizer.backend.get_vocab().values()))
 
     @cached_property
     def _known(self) -> Mask:
         """The tokens that both the model and the tokenizer have, as bits."""
         known = np.zeros(-(-self._vocab_size // 32) * 32, np.uint8)
-        known[: min(self._vocab_size, self._tokenizer.backend.get_vocab_size())] = 1
+        known[: min(self._size, self._vocab_size)] = 1
         return np.packbits(known, bitorder="little").view("<u4")
 
 
@@ -191,8 +196,9 @@ def _line(error: str) -> str:
 
 @contextmanager
 def _stack_of_new_threads(size: int) -> Iterator[None]:
-    before = threading.stack_size(size)
-    try:
-        yield
-    finally:
-        threading.stack_size(before)
+    with STACK_SIZE:
+        before = threading.stack_size(size)
+        try:
+            yield
+        finally:
+            threading.stack_size(before)

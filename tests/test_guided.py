@@ -228,6 +228,15 @@ def test_masks_have_the_bits_of_the_model_and_none_beyond_the_tokenizer(size: in
         assert len(allowed(guide)) > 100
 
 
+def test_ids_may_be_missing_in_the_vocabulary() -> None:
+    data = json.loads(byte_level().to_str())
+    data["model"]["vocab"]["a"] = 700
+    backend = Backend.from_str(json.dumps(data))
+    for vocab_size, tokens in ((701, [700]), (900, [700])):
+        assert allowed(Guides(Tokenizer(wrapped(backend)), vocab_size, [1]).compile("regex", "a")) == tokens
+    assert allowed(Guides(Tokenizer(wrapped(backend)), 700, [1]).compile("regex", "a|b")) == [backend.token_to_id("b")]
+
+
 @pytest.mark.parametrize(
     ("guide_type", "guide", "message"),
     [
@@ -343,6 +352,7 @@ def test_an_end_token_may_follow_a_finished_text() -> None:
 def test_any_thread_may_compile() -> None:
     compiled = Guides(tokenizer("byte_level"), byte_level().get_vocab_size(), [1])
     texts: list[str] = []
+    before = threading.stack_size()
     threads = [
         threading.Thread(
             target=lambda i=i: texts.append(sample("byte_level", compiled.compile("regex", f"a{i}"), i)[0])
@@ -354,6 +364,7 @@ def test_any_thread_may_compile() -> None:
     for thread in threads:
         thread.join()
     assert sorted(texts) == [f"a{i}" for i in range(8)]
+    assert threading.stack_size() == before
     compiled.close()
 
 
