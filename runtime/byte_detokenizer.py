@@ -5,9 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from hybridtrt.runtime.token_bytes import TokenBytes
-
-MAX_HELD = 3  # a character of UTF-8 that is incomplete has at most three bytes
+from hybridtrt.runtime.token_bytes import MAX_HELD, TokenBytes
 
 
 class ByteDetokenizer:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
-from hybridtrt.runtime.token_bytes import BROKEN
+from hybridtrt.runtime.token_bytes import BROKEN, MAX_HELD
 
-MAX_HELD = 3  # a character of UTF-8 that is incomplete has at most three bytes
 FIRST_WINDOW = 8  # tokens of the prompt that are decoded with the first output; more when they begin inside a character
 MAX_PENDING = 32  # tokens without a complete end, all invalid by then but the last
 

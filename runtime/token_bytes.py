@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 BROKEN = "\ufffd"  # what tokenizers decode incomplete or invalid UTF-8 to
+MAX_HELD = 3  # a character of UTF-8 that is incomplete has at most three bytes
 REPLACE_EACH = "hybridtrt.replace_each"  # one U+FFFD for each byte; "replace": one for a character that breaks off
 
 
