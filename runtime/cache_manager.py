@@ -43,7 +43,8 @@ class CacheManager:
         self.prefixes = PrefixCache(self.pools, self.slots, info.page_size, options.snapshot_interval)
         self.swap = SwapSpace(options.swap_bytes)
         self.changed: list[tuple[Sequence, bool]] = []  # whose block tables changed, and whether their rows are new
-        self._rows = list(range(info.max_batch_size - 1, -1, -1))
+        self._num_rows = info.max_batch_size
+        self._rows = list(range(self._num_rows - 1, -1, -1))
 
     @property
     def pools(self) -> list[PagePool]:
@@ -133,7 +134,7 @@ class CacheManager:
         """Take everything from a running sequence and note where it was, for the runner to copy before others write."""
         self.pages.trim(sequence)
         sequence.swapped = Swapped(
-            pages=self.pages.held(sequence),
+            pages=self.pages.computed(sequence),
             slots=[] if self.states is None else [sequence.source],
             starts=[holding.start for holding in sequence.holdings],
             num_bytes=self.num_bytes(sequence),
@@ -184,7 +185,7 @@ class CacheManager:
         if self.states is not None:
             faults += self.states.faults(running)
         rows = sorted([*self._rows, *(sequence.row for sequence in running)])
-        if rows != list(range(len(rows))):
+        if rows != list(range(self._num_rows)):
             faults.append(f"the rows of block tables are damaged: {rows}")
         held = sum(sequence.swapped.num_bytes for sequence in waiting if sequence.swapped is not None)
         if self.swap.used != held:
@@ -197,7 +198,7 @@ class CacheManager:
         return bool(self._rows) and (self.states is None or self.states.has_room(slots))
 
     def _find(self, sequence: Sequence) -> Hit:
-        if not self.options.reuse or sequence.request.params.prompt_log_probs is not None:
+        if not self.options.reuse or sequence.scores_prompt:
             return self.prefixes.nothing
         self._extend_keys(sequence, sequence.total)
         return self.prefixes.find(sequence.keys, sequence.total)

@@ -78,9 +78,7 @@ class Executor:
         self._runner.copy_pages(copies)
 
     def _restore(self, sequence: Sequence, swapped: Swapped) -> None:
-        """The sequence may have got more pages for this step than it had."""
-        held = self._caches.pages.held(sequence)
-        pages = {group: held[group][: len(its)] for group, its in swapped.pages.items()}
+        pages = self._caches.pages.computed(sequence)
         self._runner.restore(swapped.data, pages, [sequence.target] if swapped.slots else [])
 
     def _poison_lost(self) -> None:

@@ -99,13 +99,14 @@ class PageTables:
         sequence.registered = sequence.computed // self.page_size * self.page_size
 
     def num_bytes(self, sequence: Sequence) -> int:
-        """Bytes of the pages that a sequence holds."""
-        pages = zip(sequence.holdings, self._page_bytes, strict=True)
-        return sum(len(holding.held) * num_bytes for holding, num_bytes in pages)
+        """Bytes of the pages of what a sequence has computed."""
+        pages = zip(self.computed(sequence).values(), self._page_bytes, strict=True)
+        return sum(len(held) * num_bytes for held, num_bytes in pages)
 
-    def held(self, sequence: Sequence) -> dict[str, list[int]]:
-        """The pages that a sequence holds, by group."""
-        return {pool.group: holding.held for pool, holding in zip(self.pools, sequence.holdings, strict=True)}
+    def computed(self, sequence: Sequence) -> dict[str, list[int]]:
+        """The pages of what a sequence has computed, by group: it may hold more for tokens that are to come."""
+        held = zip(self.pools, sequence.holdings, strict=True)
+        return {pool.group: holding.pages[holding.start : pool.end(sequence.computed)] for pool, holding in held}
 
     def release(self, sequence: Sequence) -> None:
         """Take the pages back."""

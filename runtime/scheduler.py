@@ -168,15 +168,18 @@ class Scheduler:
                 continue
             if sequence.total - sequence.computed > 1:
                 longer.append(sequence)
-            elif sequence.drafter is not None and for_drafts > 0 and self._draft(sequence, for_drafts):
-                for_drafts -= len(sequence.drafts)
-                longer.append(sequence)
             elif self.caches.is_ready(sequence) or self._is_ready(plan, sequence, 1):
-                plan.sequences.append(sequence)
+                if sequence.drafter is not None and self._draft(sequence, for_drafts):
+                    for_drafts -= len(sequence.drafts)
+                    longer.append(sequence)
+                else:
+                    plan.sequences.append(sequence)
         plan.singles = len(plan.sequences)
         plan.counts, plan.logits = [1] * plan.singles, [1] * plan.singles
         for sequence in longer:
             del sequence.drafts[max(spare, 0) :]
+            if sequence.drafts and not self.caches.grow(sequence, sequence.total + len(sequence.drafts)):
+                sequence.drafts = []
             pending = sequence.total - sequence.computed + len(sequence.drafts)
             count = min(pending, 1 + max(spare, 0))
             if not self._is_ready(plan, sequence, count):
@@ -187,14 +190,12 @@ class Scheduler:
             spare -= count - 1
 
     def _draft(self, sequence: Sequence, limit: int) -> bool:
-        """Propose tokens, if there are pages for them without preempting anybody."""
+        """Propose tokens."""
         assert sequence.drafter is not None
         left = sequence.request.params.max_tokens - len(sequence.output_ids) - 1
         limit = min(limit, left, self.limits.max_draft_tokens)
         if limit > 0:
-            drafts = sequence.drafter.propose(limit)
-            if drafts and self.caches.grow(sequence, sequence.total + len(drafts)):
-                sequence.drafts = drafts
+            sequence.drafts = sequence.drafter.propose(limit)
         return bool(sequence.drafts)
 
     def _plan_prefill(self, plan: Plan, sequences: Iterable[Sequence]) -> None:
@@ -226,32 +227,38 @@ class Scheduler:
             budget -= self._add_chunk(plan, sequence, budget)
 
     def _add_chunk(self, plan: Plan, sequence: Sequence, budget: int) -> int:
+        if not self._is_sound(plan, sequence):
+            return 0
         left = sequence.total - sequence.computed
-        count = min(left, budget, self.limits.max_chunk or budget)
-        if sequence.computed < sequence.next_snapshot:
-            count = min(count, sequence.next_snapshot - sequence.computed)
+        count = min(left, budget, self.limits.max_chunk or budget, sequence.next_snapshot - sequence.computed)
         logits = int(count == left)
         if sequence.scores_prompt:
             logits = count = min(count, MAX_LOGITS_ROWS)
-        if not self._is_ready(plan, sequence, count):
+        if not self._make_room(plan, sequence, count):
             return 0
         plan.add(sequence, count, logits)
         return count
 
     def _is_ready(self, plan: Plan, sequence: Sequence, count: int) -> bool:
-        """Make room for `count` more tokens and check the states; false when the sequence cannot run now."""
-        if not sequence.running:
-            return False
-        while not self.caches.grow(sequence, sequence.computed + count):
-            victim = max(self.running.values(), key=_rank)
-            self.preempt(victim, plan)
-            if victim is sequence:
-                return False
+        """See to it that `count` more tokens can run; false when they cannot."""
+        return sequence.running and self._is_sound(plan, sequence) and self._make_room(plan, sequence, count)
+
+    def _is_sound(self, plan: Plan, sequence: Sequence) -> bool:
+        """Check the states that are to be read, of which a snapshot may stay behind."""
         try:
             self.caches.stage(sequence)
         except RuntimeError as error:
             plan.failed.append((sequence, error))
             return False
+        return True
+
+    def _make_room(self, plan: Plan, sequence: Sequence, count: int) -> bool:
+        """Give pages for `count` more tokens, those of others if need be; false when the sequence is preempted."""
+        while not self.caches.grow(sequence, sequence.computed + count):
+            victim = max(self.running.values(), key=_rank)
+            self.preempt(victim, plan)
+            if victim is sequence:
+                return False
         return True
 
 

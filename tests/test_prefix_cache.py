@@ -15,7 +15,7 @@ from null_runner import NullRunner, lone_logits, null_info
 
 from hybridtrt.runtime.engine import Engine, EngineOptions
 from hybridtrt.runtime.pages import PagePool
-from hybridtrt.runtime.prefix_cache import MAX_SEEN, NEVER, Hit, PrefixCache, extend_keys
+from hybridtrt.runtime.prefix_cache import MAX_SEEN, Hit, PrefixCache, extend_keys
 from hybridtrt.runtime.request import Request, SamplingParams
 from hybridtrt.runtime.result import Result
 from hybridtrt.runtime.slots import SlotPool
@@ -138,10 +138,6 @@ def test_prompts_are_forgotten_the_oldest_first() -> None:
 )
 def test_places_of_snapshots(after: int, junction: int, prompt: int, expected: int) -> None:
     assert PrefixCache([], SlotPool(2), SIZE, 18).next_snapshot(after, junction, prompt) == expected
-
-
-def test_without_states_there_are_no_snapshots() -> None:
-    assert PrefixCache([], None, SIZE, 16).next_snapshot(0, 8, 30) == NEVER
 
 
 INFO = null_info(windows={"window": 6}, num_slots=17, max_num_tokens=64)
