@@ -256,6 +256,14 @@ def test_words_and_log_probabilities(grpc, offline):
         assert tokens(grpc.stream("tensorrt_llm", fields | more)) == list(banned.token_ids)
 
 
+def test_a_stream_may_come_in_larger_pieces(grpc, offline):
+    (plain,) = offline([(1, 2, 3)], max_tokens=50)
+    fields = {"input_ids": (1, 2, 3), "request_output_len": 50, "streaming": True, "stream_interval": 8}
+    stream = list(grpc.stream("tensorrt_llm", fields))
+    assert tokens(stream) == list(plain.token_ids)
+    assert 2 <= len(stream) <= 7
+
+
 def test_a_request_whose_time_is_over(server, engine):
     for more in ({"allotted_time_ms": 300}, {"timeout": 300_000}):
         answer = http_generate(server.http_url, "tensorrt_llm", {**ENDLESS, "streaming": False, **more})
