@@ -115,7 +115,8 @@ class Interface(ABC):
         return tensors
 
     def submission(self, inputs: Inputs, stream: bool, own: Mapping[str, Any], **fields: Any) -> Submission:
-        """What goes to the engine: `fields` of the submission, the model's `own` of `SamplingParams`, and the rest.
+        """What goes to the engine: the inputs that both models have, a model's `own` fields of `SamplingParams`, and
+        `fields` of the submission itself.
 
         Raises:
             RequestError: a value that is missing or contradicts another.
