@@ -15,6 +15,8 @@ from hybridtrt.runtime.waiting import WaitingQueue
 
 MAX_LOGITS_ROWS = 64  # of one sequence that wants the log-probabilities of its prompt, for they take V floats each
 
+DRAFT_ROWS = 32  # tokens in a step up to which one more costs little beside reading the weights: drafts go no further
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -161,7 +163,7 @@ class Scheduler:
     def _plan_decode(self, plan: Plan, sequences: list[Sequence], wanted: int) -> None:
         """Rows of one token first; then those with drafts, or with tokens to run again because drafts were wrong."""
         spare = self.limits.max_num_tokens - len(sequences)
-        for_drafts = spare - wanted - bool(self.waiting)
+        for_drafts = min(spare, DRAFT_ROWS - len(sequences)) - wanted - bool(self.waiting)
         longer = []
         for sequence in sequences:
             if not sequence.running:
