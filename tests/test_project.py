@@ -16,7 +16,7 @@ from hybridtrt.cli import make_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 ORDER = ("plugins", "converters", "build", "runtime", "model_repo")
-SUPPORT = ("cli", "commands", "progress")  # modules of the package's root, above everything
+SUPPORT = ("cli", "commands", "progress", "sampling_options")  # modules of the package's root, above everything
 
 
 def imported(path: Path) -> set[str]:
