@@ -137,8 +137,8 @@ def open_engine(engine_dir: Path, options: RunOptions, runner_factory: str | Non
         )  # the first call changes settings, which a decode on another thread would collide with
     info = EngineInfo(
         vocab_size=engine.info.vocab_size,
-        max_batch_size=engine.info.max_batch_size,
-        max_num_tokens=engine.info.max_num_tokens,
+        max_batch_size=engine.options.max_batch_size or engine.info.max_batch_size,
+        max_num_tokens=engine.options.max_num_tokens or engine.info.max_num_tokens,
         max_seq_len=engine.info.max_seq_len,
         page_size=engine.info.page_size,
         num_slots=engine.info.num_slots,

@@ -394,10 +394,11 @@ def launch(path, tmp_path):
 
 
 def test_the_process_serves_a_real_engine_and_ends_on_sigterm(launch, path):
-    process = launch("--runner-factory", "serving_runner:steady")
+    process = launch("--runner-factory", "serving_runner:steady", "--max-batch-size", "3", "--no-prefix-cache")
     with connected(path) as client:
         info = serving_runner.INFO
         assert (client.info.vocab_size, client.info.max_seq_len) == (info.vocab_size, info.max_seq_len)
+        assert (client.info.max_batch_size, client.info.max_num_tokens) == (3, info.max_num_tokens)
         (expected,) = Engine(serving_runner.make(0)).generate([Request("1", (1, 2), SamplingParams(9))])
         assert tokens(client.stream(ask(client, (1, 2), max_tokens=9), timeout=10)) == list(expected.token_ids)
         assert client.statistics()["slots"]["free"] == 64
