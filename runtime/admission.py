@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hybridtrt.plugins.caches import PageSpec, pages_held
+from hybridtrt.converters.memory import cache_memory
 from hybridtrt.runtime.profile import Profile
 from hybridtrt.runtime.runner import RunnerInfo
 
@@ -20,15 +20,11 @@ class Admission:
 
     def __init__(self, info: RunnerInfo, profile: Profile | None = None) -> None:
         self._info = info
-        specs = [spec for spec in info.caches if isinstance(spec, PageSpec)]
-        self._kept = {spec.group: (spec.window, spec.limit) for spec in specs}
-        page_bytes = dict.fromkeys(self._kept, 0)
-        for spec in specs:
-            page_bytes[spec.group] += spec.bytes_per_token * info.page_size
+        self._groups = cache_memory(info.caches).groups
         self._pages_per_token = {
-            (group, bits): (1 + MARGIN) * value / page_bytes[group]
+            (group, bits): (1 + MARGIN) * value / (self._groups[group].bytes_per_token * info.page_size)
             for (group, bits), value in (profile.bytes_per_token() if profile else {}).items()
-            if page_bytes.get(group)
+            if group in self._groups
         }
 
     def expected_pages(self, group: str, prompt: int, max_tokens: int) -> int:
@@ -43,5 +39,4 @@ class Admission:
         return min(max(mean, self._pages(group, prompt) + 1), self._pages(group, total - 1))
 
     def _pages(self, group: str, tokens: int) -> int:
-        window, limit = self._kept[group]
-        return pages_held(tokens, self._info.page_size, window, limit, self._info.max_num_tokens)
+        return self._groups[group].pages(tokens, self._info.page_size, self._info.max_num_tokens)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hybridtrt.plugins.caches import PageSpec, StateSpec
+from hybridtrt.converters.memory import cache_memory
 from hybridtrt.runtime.engine import Engine, EngineOptions
 from hybridtrt.runtime.load import RuntimeOptions, load_runner
 from hybridtrt.runtime.profile import FORMAT, GroupBytes, Profile, RangeProfile, engine_identity
@@ -105,12 +105,7 @@ def profile_ranges(
 
     The engine must be idle and its prefix cache off: what it shares or keeps is held by nobody in particular.
     """
-    info = engine.info
-    token_bytes: dict[str, int] = defaultdict(int)
-    for spec in info.caches:
-        if isinstance(spec, PageSpec):
-            token_bytes[spec.group] += spec.bytes_per_token
-    state_bytes = sum(spec.bytes_per_slot for spec in info.caches if isinstance(spec, StateSpec))
+    info, memory = engine.info, cache_memory(engine.info.caches)
     by_range = defaultdict(list)
     for request in requests:
         by_range[1 << (_asked(request).bit_length() - 1)].append(request)
@@ -124,10 +119,10 @@ def profile_ranges(
             requests=len(members),
             pages=tuple(
                 GroupBytes(group, held.pages[group] * info.page_size * size / held.asked)
-                for group, size in token_bytes.items()
+                for group, size in memory.kv_bytes_per_token.items()
                 if held.asked
             ),
-            state_bytes=state_bytes,
+            state_bytes=memory.state_bytes,
             peak_chunk_bytes=max(peak_bytes() - base, 0),
             time_to_first_token=statistics.fmean(held.first_token),
         )

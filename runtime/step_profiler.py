@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from hybridtrt.plugins.caches import PageSpec, StateSpec
+from hybridtrt.converters.memory import PageGroup, cache_memory
 from hybridtrt.plugins.step import Int32, StepBatch
 from hybridtrt.runtime.profile import StepProfile
 from hybridtrt.runtime.runner import Runner, RunnerInfo
@@ -24,7 +24,7 @@ class StepProfiler:
     def __init__(self, runner: Runner, seed: int = 0) -> None:
         self._runner = runner
         self._info = runner.info
-        self._groups = list({spec.group: spec for spec in self._info.caches if isinstance(spec, PageSpec)}.values())
+        self._groups = cache_memory(self._info.caches).groups
         self._rng = np.random.default_rng(seed)
 
     def decode(self) -> tuple[StepProfile, ...]:
@@ -41,15 +41,12 @@ class StepProfiler:
 
     def copy_bytes_per_s(self) -> float:
         """Bytes a second, one way, of saving caches as one sequence holds them and of writing them back."""
-        info, moved = self._info, 0
+        info, memory = self._info, cache_memory(self._info.caches)
         pages = {group: list(range(1, min(COPIED_PAGES + 1, count))) for group, count in info.num_pages.items()}
-        slots: list[int] = []
-        for spec in info.caches:
-            if isinstance(spec, PageSpec):
-                moved += spec.bytes_per_token * info.page_size * len(pages[spec.group])
-            else:
-                slots = [1]
-                moved += spec.bytes_per_slot
+        slots = [1] if memory.state_bytes else []
+        moved = memory.state_bytes + sum(
+            len(pages[group]) * info.page_size * size for group, size in memory.kv_bytes_per_token.items()
+        )
         saved = self._runner.save(pages, slots)
         seconds = _median_seconds(lambda: self._runner.save(pages, slots))
         seconds += _median_seconds(lambda: self._runner.restore(saved, pages, slots))
@@ -72,14 +69,16 @@ class StepProfiler:
             state_src=slots,
             state_dst=slots,
             logits_indices=cu_seqlens[1:] - 1,
-            block_tables={spec.group: self._table(spec, rows, context, context + count) for spec in self._groups},
+            block_tables={
+                name: self._table(group, rows, context, context + count) for name, group in self._groups.items()
+            },
         )
 
-    def _table(self, spec: PageSpec, rows: int, context: int, end: int) -> Int32:
+    def _table(self, group: PageGroup, rows: int, context: int, end: int) -> Int32:
         """The block table `[rows, P]` of a group, without the pages before the window and beyond the limit."""
-        size, usable = self._info.page_size, self._info.num_pages[spec.group] - 1
-        first = 0 if spec.window is None else max(context - spec.window + 1, 0) // size
-        last = -(-(end if spec.limit is None else min(end, spec.limit)) // size)
+        size, usable = self._info.page_size, self._info.num_pages[group.name] - 1
+        first = 0 if group.window is None else max(context - group.window + 1, 0) // size
+        last = -(-(end if group.limit is None else min(end, group.limit)) // size)
         table = np.zeros((rows, -(-end // size)), np.int32)
         held = table[:, first:last]
         held[:] = 1 + np.arange(held.size).reshape(held.shape) % usable
@@ -115,7 +114,7 @@ def touch_pools(runner: Runner, info: RunnerInfo) -> None:
     for group, pages in info.num_pages.items():
         for page in range(2, pages):
             runner.copy_pages({group: [(1, page)]})
-    if any(isinstance(spec, StateSpec) for spec in info.caches):
+    if cache_memory(info.caches).state_bytes:
         runner.clear_slots(range(1, info.num_slots))
 
 
