@@ -206,7 +206,8 @@ class EngineMachine(RuleBasedStateMachine):
             tracked.ended.append(None)
         answer = tracked.answers[output.index]
         assert tracked.ended[output.index] is None, "an answer goes on after its end"
-        assert output.token_ids or output.finish_reason, "an output without anything"
+        if output.finish_reason is None:
+            assert len(output.token_ids) >= tracked.request.params.stream_interval
         answer.token_ids += output.token_ids
         answer.log_probs += output.log_probs
         answer.top_log_probs += output.top_log_probs
