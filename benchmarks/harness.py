@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,13 +15,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from hybridtrt.build.build import build
 from hybridtrt.build.engine import BuildConfig
 from hybridtrt.converters.convert import convert
 
-MAKE_CHECKPOINT = Path(__file__).resolve().parents[1] / "scripts" / "make_checkpoint.py"
+VOCAB = 4096
+MODEL = {  # about 8 million parameters: three layers of gated delta and one of attention, each with experts
+    "vocab_size": VOCAB,
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 192,
+    "shared_expert_intermediate_size": 192,
+    "max_position_embeddings": 4096,
+}
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
@@ -35,15 +50,19 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 @contextmanager
-def random_engine(
-    limits: BuildConfig, family: str = "qwen3_next", change: Callable[[Path], None] = lambda model: None
-) -> Iterator[Path]:
-    """An engine of `scripts/make_checkpoint.py`, about 15 million parameters; `change` may edit the model folder."""
+def random_engine(limits: BuildConfig, change: Callable[[Any], None] = lambda model: None) -> Iterator[Path]:
+    """An engine of random weights, Qwen3-Next in small; `change` may edit the model of transformers."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model("qwen3_next", **MODEL)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    change(model)
+    transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory(prefix="hybridtrt-bench-") as name:
         folder = Path(name)
-        command = [sys.executable, "-P", str(MAKE_CHECKPOINT), str(folder / "model"), "--family", family]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        change(folder / "model")
+        model.save_pretrained(folder / "model")
         convert(folder / "model", folder / "checkpoint", "float32")
         build(folder / "checkpoint", folder / "engine", limits)
         yield folder / "engine"
@@ -64,6 +83,8 @@ def in_turn(kinds: Mapping[str, Callable[[], Mapping[str, float]]], repeats: int
 
 def machine(threads: int) -> dict[str, Any]:
     """The processor, and what torch reaches on it now: reading 256 MB, and a product of 1024 x 1024 matrices."""
+    import torch
+
     torch.set_num_threads(threads)
     data, square = torch.ones(1 << 26), torch.ones(1024, 1024)
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

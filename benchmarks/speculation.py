@@ -12,13 +12,11 @@ from __future__ import annotations
 import sys
 import time
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
-from harness import in_turn, parser, random_engine, report
+from harness import VOCAB, in_turn, parser, random_engine, report
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
 
 from hybridtrt.build.engine import BuildConfig
 from hybridtrt.runtime.engine import Engine, EngineOptions
@@ -27,9 +25,9 @@ from hybridtrt.runtime.request import Request, SamplingParams
 from hybridtrt.runtime.runner import Runner
 
 LIMITS = BuildConfig(max_batch_size=8, max_num_tokens=512, max_seq_len=512)
-VOCAB, COPIED, NEW = 4096, 64, 192
+COPIED, NEW = 64, 192
 MISLEADING = "misleading prompt"
-OUTPUT_WEIGHTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")
+OUTPUT_WEIGHTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")  # the last: experts together
 
 
 def main() -> int:
@@ -37,6 +35,7 @@ def main() -> int:
     one = parser(__doc__)
     one.add_argument("--drafts", type=int, default=7, help="draft tokens a step at most (7)")
     one.add_argument("--batch", type=int, default=1, help="sequences at once (1)")
+    one.set_defaults(repeats=5)
     args = one.parse_args()
     options = RuntimeOptions(threads=args.threads, max_draft_tokens=args.drafts, enable_block_reuse=False)
     figures: dict[str, dict[str, float]] = {}
@@ -85,16 +84,12 @@ def walk(following: NDArray[np.int64], token: int, count: int) -> list[int]:
     return tokens
 
 
-def answer_with(model: Path, following: NDArray[np.int64]) -> None:
+def answer_with(model: Any, following: NDArray[np.int64]) -> None:
     """Make the model's best token after `t` be `following[t]`, whatever came before."""
-    path = model / "model.safetensors"
-    weights = load_file(path)
-    for name, weight in weights.items():
+    for name, weight in model.named_parameters():
         if name.endswith(OUTPUT_WEIGHTS):
-            weight.zero_()
-    embedding = weights["model.embed_tokens.weight"].normal_(generator=torch.Generator().manual_seed(0))
-    weights["lm_head.weight"][torch.from_numpy(following)] = embedding
-    save_file(weights, path, {"format": "pt"})
+            weight.data.zero_()
+    model.lm_head.weight.data[following] = model.model.embed_tokens.weight.data.normal_()
 
 
 def decode(runner: Runner, following: NDArray[np.int64], batch: int, drafts: int, misleading: bool) -> dict[str, float]:
