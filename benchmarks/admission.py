@@ -12,40 +12,23 @@ step takes 10 ms and 0.5 ms a token, about what a small model takes here. `--eng
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 
-import numpy as np
-from constant_runner import ConstantRunner
-from harness import in_turn, parser, random_engine, report
-from load import Arrival, Clock, SimulatedClock, WatchedRunner, at_once, mixed_requests, poisson, run
-from numpy.typing import NDArray
+from harness import in_turn, parser, report
+from load import Arrival, WatchedRunner, at_once, mixed_requests, poisson, random_runner, run
+from simulation import simulated_runner
 
 from hybridtrt.build.engine import BuildConfig
-from hybridtrt.plugins.step import StepBatch
 from hybridtrt.runtime.engine import Engine, EngineOptions
-from hybridtrt.runtime.load import RuntimeOptions, load_runner
 from hybridtrt.runtime.profile import FORMAT, Profile, StepProfile
 from hybridtrt.runtime.profiler import profile_ranges
 from hybridtrt.runtime.request import Request
 
 LIMITS = BuildConfig(max_batch_size=16, max_num_tokens=512, max_seq_len=1024)
 PROMPTS, MOST_NEW, STOP_EVERY = (16, 512), 256, 64
-STEP_SECONDS, TOKEN_SECONDS = 0.01, 0.0005
 SAMPLE = 100  # requests of the profile
-
-
-class SimulatedRunner(ConstantRunner):
-    """Steps that take their time by a clock of their own."""
-
-    def __init__(self, clock: Clock, cached_tokens: int) -> None:
-        super().__init__(LIMITS.max_batch_size, LIMITS.max_seq_len, LIMITS.max_num_tokens, cached_tokens)
-        self._clock = clock
-
-    def step(self, batch: StepBatch) -> NDArray[np.float32]:
-        self._clock.sleep(STEP_SECONDS + TOKEN_SECONDS * batch.num_tokens)
-        return super().step(batch)
 
 
 def main() -> int:
@@ -58,9 +41,12 @@ def main() -> int:
     one.set_defaults(repeats=1)
     args = one.parse_args()
     count = args.requests or (32 if args.engine else 800)
-    with (
-        random_model(args.kv_cache_tokens, args.threads) if args.engine else simulation(args.kv_cache_tokens)
-    ) as watched:
+    runner = (
+        random_runner(LIMITS, args.threads, args.kv_cache_tokens)
+        if args.engine
+        else nullcontext(simulated_runner(LIMITS, args.kv_cache_tokens))
+    )
+    with runner as watched:
         profile = measured(watched)
         batch = at_once(poisson(early_ends(count, watched, seed=0), rate=1.0))
         worst = partial(Engine, watched, None, EngineOptions(enable_block_reuse=False))
@@ -81,23 +67,6 @@ def main() -> int:
     }
     report(args, figures, ratios, arrivals_per_s=rate, kv_cache_tokens=args.kv_cache_tokens, requests=count)
     return 0
-
-
-@contextmanager
-def simulation(cached_tokens: int) -> Iterator[WatchedRunner]:
-    """A runner whose steps take simulated time."""
-    clock = SimulatedClock()
-    yield WatchedRunner(SimulatedRunner(clock, cached_tokens), clock)
-
-
-@contextmanager
-def random_model(cached_tokens: int, threads: int) -> Iterator[WatchedRunner]:
-    """A runner of a random model."""
-    with random_engine(LIMITS) as engine_dir:
-        options = RuntimeOptions(threads=threads, kv_cache_tokens=cached_tokens, enable_block_reuse=False)
-        watched = WatchedRunner(load_runner(engine_dir, options))
-        yield watched
-        watched.runner.close()
 
 
 def early_ends(count: int, watched: WatchedRunner, seed: int) -> list[Request]:

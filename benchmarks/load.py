@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from harness import percentile
+from harness import percentile, random_engine
 from numpy.typing import NDArray
 
+from hybridtrt.build.engine import BuildConfig
 from hybridtrt.plugins.step import StepBatch
 from hybridtrt.runtime.engine import Engine
+from hybridtrt.runtime.load import RuntimeOptions, load_runner
 from hybridtrt.runtime.request import Output, Request, SamplingParams
 from hybridtrt.runtime.runner import Runner
 
@@ -28,19 +30,6 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         """Wait."""
         time.sleep(seconds)
-
-
-class SimulatedClock(Clock):
-    """Seconds that pass only while somebody sleeps, and then always do."""
-
-    def __init__(self) -> None:
-        self._now = 0.0
-
-    def __call__(self) -> float:
-        return self._now
-
-    def sleep(self, seconds: float) -> None:
-        self._now = max(self._now + seconds, math.nextafter(self._now, math.inf))
 
 
 class WatchedRunner:
@@ -66,6 +55,15 @@ class WatchedRunner:
 
     def close(self) -> None:
         """The runner goes on to the next engine."""
+
+
+@contextmanager
+def random_runner(limits: BuildConfig, threads: int, cached_tokens: int | None = None) -> Iterator[WatchedRunner]:
+    """A runner of a random model, with pages for so many tokens in each group or for all that may come."""
+    with random_engine(limits) as engine_dir:
+        watched = WatchedRunner(load_runner(engine_dir, RuntimeOptions(threads=threads, kv_cache_tokens=cached_tokens)))
+        yield watched
+        watched.runner.close()
 
 
 @dataclass(frozen=True)

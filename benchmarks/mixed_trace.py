@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
-from harness import in_turn, parser, random_engine, report
-from load import Arrival, WatchedRunner, at_once, mixed_requests, poisson, run
+from harness import in_turn, parser, report
+from load import Arrival, at_once, mixed_requests, poisson, random_runner, run
+from simulation import simulated_runner
 
 from hybridtrt.build.engine import BuildConfig
 from hybridtrt.runtime.engine import Engine
-from hybridtrt.runtime.load import RuntimeOptions, load_runner
 from hybridtrt.runtime.request import Request
 
 LIMITS = BuildConfig(max_batch_size=16, max_num_tokens=512, max_seq_len=1280)
@@ -30,12 +31,12 @@ PAD = 0
 def main() -> int:
     """Print the figures of each kind and the ratios that are aimed at."""
     one = parser(__doc__)
+    one.add_argument("--simulate", action="store_true", help="run no model")
     one.add_argument("--requests", type=int, default=48, help="requests of the trace (48)")
     one.add_argument("--load", type=float, default=1.2, help="arrivals over what offline batching serves (1.2)")
     one.set_defaults(repeats=2)
     args = one.parse_args()
-    with random_engine(LIMITS) as engine_dir:
-        watched = WatchedRunner(load_runner(engine_dir, RuntimeOptions(threads=args.threads)))
+    with nullcontext(simulated_runner(LIMITS)) if args.simulate else random_runner(LIMITS, args.threads) as watched:
         requests = mixed_requests(args.requests, PROMPTS, OUTPUTS, watched.info.vocab_size, ignore_eos=True)
         batch = at_once(poisson(requests, rate=1.0))
         run(Engine(watched), watched, batch[: LIMITS.max_batch_size])  # warms up
@@ -50,7 +51,6 @@ def main() -> int:
             },
             args.repeats,
         )
-        watched.runner.close()
     static, flight, offline = figures["static"], figures["in-flight"], figures["offline"]
     ratios = {
         "tokens/s, in-flight over static (at least 1.4)": flight["tokens/s"] / static["tokens/s"],
