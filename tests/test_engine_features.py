@@ -441,11 +441,13 @@ def test_hits_are_counted_once_a_request() -> None:
     client.run()
     assert engine.statistics()["hit_rate"] == 0
     engine.submit(ask("warm", range(22), n=3))
+    client.step()
+    assert engine.statistics()["prefill_tokens"] == 18 + 6
+    preempt(engine, "warm/0")
     client.run()
     statistics = engine.statistics()
     assert (statistics["lookup_tokens"], statistics["hit_tokens"]) == (40, 16)
     assert statistics["hit_rate"] == 16 / 40
-    assert statistics["prefill_tokens"] == 18 + 6
 
 
 STEMS = ((1, 2, 3, 4, 5, 6, 7) * 4, (9,) * 28)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from hashlib import blake2b
 
 import numpy as np
@@ -210,13 +211,18 @@ def test_a_snapshot_of_another_length_is_not_used() -> None:
 
 
 def test_a_hit_that_overwrites_the_only_slot_does_not_leave_its_key_behind() -> None:
-    engine = Engine(NullRunner(null_info(num_slots=2)), options=EngineOptions(poison=True))
-    for name, prompt in (("cold", PROMPTS[0]), ("warm", PROMPTS[0]), ("again", PROMPTS[0])):
-        request = ask(name, prompt, 2)
-        (result,) = engine.generate([request])
-        expected = lone_answer(request, 0, engine.info, lambda history: lone_logits(history, engine.info))
-        assert list(result.token_ids) == expected.token_ids
+    """The states of an answer stay when it ends on a page boundary, here after 16 tokens, and later after 20."""
+    info = replace(INFO, num_slots=2)
+    engine = Engine(NullRunner(info), options=EngineOptions(poison=True))
+    first = ask("first", PROMPTS[0][:14], 3)
+    (result,) = engine.generate([first])
+    turn, gains = ask("turn", (*first.prompt_ids, *result.token_ids[:2], 7, 7), 3), []
+    for _ in range(2):
+        before = hits(engine)
+        assert is_lone(engine.generate([turn])[0], turn)
         engine.check_integrity()
+        gains.append(hits(engine) - before)
+    assert gains == [16, 0], "the first turn ran over the states after 16 tokens"
 
 
 def test_other_tenants_share_nothing() -> None:

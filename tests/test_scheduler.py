@@ -24,6 +24,7 @@ from hybridtrt.runtime.request import Request, SamplingParams
 from hybridtrt.runtime.runner import Costs, RunnerInfo
 from hybridtrt.runtime.scheduler import Limits, Plan, Scheduler
 from hybridtrt.runtime.sequence import Sequence
+from hybridtrt.runtime.swap import Swapped, SwapSpace
 
 SWAPPING, RECOMPUTING = Costs(seconds_per_token=1.0), Costs(seconds_per_token=1e-12)
 UTILIZE = CacheOptions(reserve=False)
@@ -108,6 +109,57 @@ def run(scheduler: Scheduler) -> dict[str, int]:
 
 def waiting(scheduler: Scheduler) -> list[str]:
     return [sequence.request.id for sequence in sorted(scheduler.waiting, key=lambda sequence: sequence.rank)]
+
+
+@dataclass
+class Driver:
+    """Runs a scheduler and holds each plan against what was promised."""
+
+    scheduler: Scheduler
+    info: RunnerInfo
+    seen: Counter[str] = field(default_factory=Counter)
+    builder: BatchBuilder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.builder = BatchBuilder(self.scheduler.caches, self.info.max_batch_size, self.info.max_seq_len)
+
+    def step(self) -> None:
+        scheduler, caches = self.scheduler, self.scheduler.caches
+        first = min(scheduler.running.values(), key=lambda sequence: sequence.rank, default=None)
+        waiting = sorted(sequence.rank for sequence in scheduler.waiting)
+        plan = scheduler.schedule()
+        assert plan.sequences or plan.preempted, "work is left and nothing runs"
+        assert plan.num_tokens <= scheduler.limits.max_num_tokens
+        assert len(plan.sequences) <= len(scheduler.running) <= scheduler.limits.max_batch_size
+        assert first is None or first.running, "the sequence of lowest rank was preempted"
+        assert not (plan.preempted and caches.options.reserve), "somebody was preempted whose pages were promised"
+        assert caches.swap.used <= caches.swap.capacity
+        admitted = [*plan.hits, *plan.swapped_in]
+        assert sorted(sequence.rank for sequence, _ in admitted) == waiting[: len(admitted)], "somebody was overtaken"
+        scheduler.check_integrity()
+        if plan.sequences:
+            self.check_batch(plan)
+        self.seen["hits"] += sum(hit.tokens for _, hit in plan.hits)
+        self.seen["recomputed"] += plan.recomputed
+        self.seen["swapped out"] += len(plan.swapped_out)
+        self.seen["swapped in"] += len(plan.swapped_in)
+        commit(scheduler, plan)
+
+    def check_batch(self, plan: Plan) -> None:
+        batch = self.builder.build(plan)
+        check_batch(batch, self.info)
+        for i, (group, table) in enumerate(batch.block_tables.items()):
+            for row, sequence in zip(table, plan.sequences, strict=True):
+                assert set(row) <= {0, *sequence.holdings[i].held}, f"a page of group {group} was given back"
+
+
+LAYOUTS: list[dict[str, Any]] = [
+    {"groups": ("full",)},
+    {"groups": ("full", "window"), "windows": {"window": 6}},
+    {"groups": ("window", "head"), "windows": {"window": 3}, "limits": {"head": 10}},
+    {"groups": ("full", "window"), "windows": {"window": 9}, "states": False},
+    {"groups": ()},
+]
 
 
 def test_decodes_come_first_and_chunks_fill_the_budget() -> None:
@@ -215,6 +267,15 @@ def test_pages_are_promised_at_admission_and_handed_out_as_needed() -> None:
     assert (pool.used, pool.promised) == (3, 3)
 
 
+def test_pages_that_others_hold_need_no_room() -> None:
+    scheduler = make_scheduler(info=null_info(num_pages={"full": 9}, states=False))
+    scheduler.add(make_sequence("a", 20, 5, text=0))  # 6 pages
+    run(scheduler)
+    scheduler.add(make_sequence("b", 20, 5, text=0))  # 4 of these and 2 more
+    assert run(scheduler) == {"a": 1, "b": 4}
+    scheduler.check_integrity()
+
+
 def test_utilization_admits_by_what_is_expected() -> None:
     scheduler = make_scheduler(pages=11, options=UTILIZE)
     scheduler.add(make_sequence("a", 5, 20))  # 4 pages on average
@@ -304,6 +365,14 @@ def test_only_what_has_been_computed_is_swapped() -> None:
     assert run(scheduler) == {"a": 1}
 
 
+def test_swap_space_is_bounded() -> None:
+    space, swapped = SwapSpace(10), Swapped({}, [], [], 6)
+    space.add(swapped)
+    assert (space.fits(4), space.fits(5)) == (True, False)
+    space.remove(swapped)
+    assert space.fits(10)
+
+
 def test_a_sequence_that_leaves_while_it_waits_gives_its_swapped_bytes_back() -> None:
     scheduler = crowd(68, SWAPPING)
     last = scheduler.running["last/0"]
@@ -315,16 +384,15 @@ def test_a_sequence_that_leaves_while_it_waits_gives_its_swapped_bytes_back() ->
 
 
 def test_a_recomputed_sequence_goes_on_from_what_is_still_cached() -> None:
-    options = CacheOptions(reserve=False, snapshot_interval=8)
-    scheduler = make_scheduler(options=options)
-    sequence = make_sequence("a", 14, 9)
+    scheduler = make_scheduler(options=UTILIZE)
+    sequence = make_sequence("a", 6, 9)
     scheduler.add(sequence)
-    while sequence.computed < 18:
+    while sequence.computed < 12:
         run(scheduler)
     scheduler.preempt(sequence, Plan())
     plan = scheduler.schedule()
-    assert [hit.tokens for _, hit in plan.hits] == [16]
-    assert commit(scheduler, plan) == {"a": 3}
+    assert [hit.tokens for _, hit in plan.hits] == [12], "its states stayed as a snapshot"
+    assert commit(scheduler, plan) == {"a": 1}
 
 
 def test_drafts_take_what_nothing_else_wants_of_the_budget() -> None:
@@ -370,6 +438,22 @@ def test_drafts_take_no_pages_that_a_sampled_token_needs() -> None:
     assert set(commit(scheduler, plan)) == {"a", "b"}
 
 
+def test_block_tables_forget_pages_that_were_given_back_in_vain() -> None:
+    """Growing for drafts gives pages back before it finds that there are no others."""
+    info = null_info(num_pages={"full": 5, "window": 9}, windows={"window": 3})
+    driver = Driver(make_scheduler(drafts=4, options=CacheOptions(reserve=False, reuse=False), info=info), info)
+    sequence = make_sequence("a", 8, 8, text=0)
+    driver.scheduler.add(sequence)
+    driver.step()
+    driver.scheduler.add(make_sequence("b", 2, 3, text=0))  # it has the last page
+    driver.step()
+    driver.step()
+    sequence.drafter = Drafter()  # type: ignore[assignment]
+    driver.step()
+    assert sequence.holdings[1].start == 2
+    assert sequence.total == 12
+
+
 def test_a_follower_shares_what_its_leader_has_and_copies_the_last_page() -> None:
     scheduler = make_scheduler(options=CacheOptions(reserve=False, reuse=False))
     leader, follower = make_sequence("leader", 10), make_sequence("follower", 10)
@@ -401,57 +485,6 @@ def test_a_follower_without_room_waits(size: dict[str, int]) -> None:
     while scheduler.has_work:
         assert run(scheduler)
     assert len(follower.output_ids) == 4
-
-
-@dataclass
-class Driver:
-    """Runs a scheduler and holds each plan against what was promised."""
-
-    scheduler: Scheduler
-    info: RunnerInfo
-    seen: Counter[str] = field(default_factory=Counter)
-    builder: BatchBuilder = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.builder = BatchBuilder(self.scheduler.caches, self.info.max_batch_size, self.info.max_seq_len)
-
-    def step(self) -> None:
-        scheduler, caches = self.scheduler, self.scheduler.caches
-        first = min(scheduler.running.values(), key=lambda sequence: sequence.rank, default=None)
-        waiting = sorted(sequence.rank for sequence in scheduler.waiting)
-        plan = scheduler.schedule()
-        assert plan.sequences or plan.preempted, "work is left and nothing runs"
-        assert plan.num_tokens <= scheduler.limits.max_num_tokens
-        assert len(plan.sequences) <= len(scheduler.running) <= scheduler.limits.max_batch_size
-        assert first is None or first.running, "the sequence of lowest rank was preempted"
-        assert not (plan.preempted and caches.options.reserve), "somebody was preempted whose pages were promised"
-        assert caches.swap.used <= caches.swap.capacity
-        admitted = [*plan.hits, *plan.swapped_in]
-        assert sorted(sequence.rank for sequence, _ in admitted) == waiting[: len(admitted)], "somebody was overtaken"
-        scheduler.check_integrity()
-        if plan.sequences:
-            self.check_batch(plan)
-        self.seen["hits"] += sum(hit.tokens for _, hit in plan.hits)
-        self.seen["recomputed"] += plan.recomputed
-        self.seen["swapped out"] += len(plan.swapped_out)
-        self.seen["swapped in"] += len(plan.swapped_in)
-        commit(scheduler, plan)
-
-    def check_batch(self, plan: Plan) -> None:
-        batch = self.builder.build(plan)
-        check_batch(batch, self.info)
-        for i, (group, table) in enumerate(batch.block_tables.items()):
-            for row, sequence in zip(table, plan.sequences, strict=True):
-                assert set(row) <= {0, *sequence.holdings[i].held}, f"a page of group {group} was given back"
-
-
-LAYOUTS: list[dict[str, Any]] = [
-    {"groups": ("full",)},
-    {"groups": ("full", "window"), "windows": {"window": 6}},
-    {"groups": ("window", "head"), "windows": {"window": 3}, "limits": {"head": 10}},
-    {"groups": ("full", "window"), "windows": {"window": 9}, "states": False},
-    {"groups": ()},
-]
 
 
 def make_driver(rng: random.Random) -> Driver:
