@@ -32,8 +32,8 @@ def main() -> int:
     """Print the figures of each kind and the ratios that are aimed at."""
     one = parser(__doc__)
     one.add_argument("--simulate", action="store_true", help="run no model")
-    one.add_argument("--requests", type=int, default=48, help="requests of the trace (48)")
-    one.add_argument("--load", type=float, default=1.2, help="arrivals over what offline batching serves (1.2)")
+    one.add_argument("--requests", type=int, default=64, help="requests of the trace (64)")
+    one.add_argument("--load", type=float, default=1.3, help="arrivals over what offline batching serves (1.3)")
     one.set_defaults(repeats=2)
     args = one.parse_args()
     with nullcontext(simulated_runner(LIMITS)) if args.simulate else random_runner(LIMITS, args.threads) as watched:
