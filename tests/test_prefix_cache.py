@@ -216,13 +216,16 @@ def test_a_hit_that_overwrites_the_only_slot_does_not_leave_its_key_behind() -> 
     engine = Engine(NullRunner(info), options=EngineOptions(poison=True))
     first = ask("first", PROMPTS[0][:14], 3)
     (result,) = engine.generate([first])
-    turn, gains = ask("turn", (*first.prompt_ids, *result.token_ids[:2], 7, 7), 3), []
-    for _ in range(2):
-        before = hits(engine)
-        assert is_lone(engine.generate([turn])[0], turn)
+    prompt, gains = (*first.prompt_ids, *result.token_ids[:2], 7, 7), []
+    for name in ("second", "again", "third"):
+        before, request = hits(engine), ask(name, prompt, 3)
+        (result,) = engine.generate([request])
+        assert is_lone(result, request)
         engine.check_integrity()
         gains.append(hits(engine) - before)
-    assert gains == [16, 0], "the first turn ran over the states after 16 tokens"
+        if name == "again":
+            prompt = (*prompt, *result.token_ids[:2], 7)
+    assert gains == [16, 0, 20], "the second request ran over the states after 16 tokens"
 
 
 def test_other_tenants_share_nothing() -> None:
