@@ -101,15 +101,7 @@ class Engine:
         Raises `ValueError`, one line, when it is invalid, can never fit or its id is in use; `RuntimeError` when the
         engine is closed.
         """
-        answers = self._intake.answers(request)
-        self._caches.pages.check_fits(answers[0].max_cached)
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the engine is closed")
-            if request.id in self._requests:
-                raise ValueError(f"request id {request.id!r} is in use")
-            self._requests[request.id] = answers
-            self._inbox.append(answers[0])
+        self._queue(self._answers(request))
 
     def cancel(self, request_id: str) -> None:
         """Ask for the end of a request; the next step frees what it holds. An id that is not in use is ignored."""
@@ -147,10 +139,8 @@ class Engine:
         outputs: dict[str, list[Output]] = {request.id: [] for request in requests}
         if len(outputs) != len(requests):
             raise ValueError("the requests do not have different ids")
-        for request in requests:
-            self._caches.pages.check_fits(self._intake.answers(request)[0].max_cached)
-        for request in requests:
-            self.submit(request)
+        for answers in [self._answers(request) for request in requests]:
+            self._queue(answers)
         unfinished = len(requests)
         while unfinished:
             for output in self.step():
@@ -194,6 +184,21 @@ class Engine:
             self._closed = True
         self._intake.close()
         self._runner.close()
+
+    def _answers(self, request: Request) -> list[Sequence]:
+        answers = self._intake.answers(request)
+        self._caches.pages.check_fits(answers[0].max_cached)
+        return answers
+
+    def _queue(self, answers: list[Sequence]) -> None:
+        request = answers[0].request
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the engine is closed")
+            if request.id in self._requests:
+                raise ValueError(f"request id {request.id!r} is in use")
+            self._requests[request.id] = answers
+            self._inbox.append(answers[0])
 
     def _take_inbox(self) -> list[Output]:
         outputs: list[Output] = []

@@ -12,10 +12,13 @@ from hybridtrt.converters.checkpoint import open_weights
 from hybridtrt.converters.memory import cache_memory
 from hybridtrt.plugins.program import Program
 from hybridtrt.plugins.spec import Load
+from hybridtrt.runtime.resident_memory import available_bytes
 from hybridtrt.runtime.runner import Costs, Runner, RunnerInfo
 from hybridtrt.runtime.torch_runner import TorchRunner
 
 FLOPS_PER_THREAD = 20e9  # what a thread computes in a second, as a guess that a profile replaces
+
+MAX_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class RuntimeOptions:
     max_draft_tokens: int = 0
 
     def __post_init__(self) -> None:
+        if self.threads is not None and self.threads > MAX_THREADS:
+            raise ValueError(f"threads={self.threads} is more than {MAX_THREADS}")
         for name, value, least in (
             ("threads", self.threads, 1),
             ("kv_cache_tokens", self.kv_cache_tokens, 1),
@@ -96,4 +101,18 @@ def load_runner(engine_dir: str | Path, options: RuntimeOptions | None = None) -
     weights = {name: stored.get_tensor(name) for name in program.weights}
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    return TorchRunner(program, weights, runner_info(config, options), options.walker)
+    info = runner_info(config, options)
+    _check_memory(info)
+    return TorchRunner(program, weights, info, options.walker)
+
+
+def _check_memory(info: RunnerInfo) -> None:
+    """Raise `ValueError` where the pools do not fit into what the machine has left."""
+    caches, left = cache_memory(info.caches), available_bytes()
+    pages = sum(info.num_pages[name] * group.bytes_per_token for name, group in caches.groups.items()) * info.page_size
+    states = info.num_slots * caches.state_bytes
+    if pages + states > left:
+        raise ValueError(
+            f"pages of {pages:,} bytes and states of {states:,} do not fit into the {left:,} bytes of memory that are "
+            "left: lower kv_cache_tokens or prefix_cache_bytes, or build for fewer or shorter sequences"
+        )

@@ -21,7 +21,7 @@ class SamplingParams:
     """
 
     max_tokens: int = 16
-    min_tokens: int = 0  # no end token and no stop word before so many tokens
+    min_tokens: int = 0  # no end token and no stop word before so many tokens; a guide that is complete ends earlier
     temperature: float | None = None
     top_k: int | None = None  # 0 or None: no limit
     top_p: float | None = None  # 1 or None: no limit

@@ -1,9 +1,10 @@
-"""Resident memory of this process, as Linux counts it."""
+"""Resident memory of this process and what the machine has left, as Linux counts it."""
 
 from __future__ import annotations
 
 import ctypes
 import re
+import sys
 from pathlib import Path
 
 PROC = Path("/proc/self")
@@ -15,6 +16,12 @@ def resident_bytes() -> int:
     if trim is not None:
         trim(0)
     return _status("VmRSS")
+
+
+def available_bytes() -> int:
+    """What processes can still take without swapping."""
+    match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    return int(match[1]) * 1024 if match else sys.maxsize
 
 
 def peak_bytes() -> int:

@@ -87,12 +87,16 @@ def _is_number(value: Any) -> bool:
     return (_is_integer(value) or isinstance(value, (float, np.floating))) and bool(-largest <= value <= largest)
 
 
+def _is_utf8(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 def _is_list(value: object, holds: Test) -> bool:
     return isinstance(value, (tuple, list)) and all(holds(item) for item in value)
 
 
 def _is_bias(value: Any) -> bool:
-    return isinstance(value, (tuple, list)) and len(value) == 2 and _is_integer(value[0]) and _is_number(value[1])
+    return isinstance(value, (tuple, list)) and len(value) == 2 and _is_integer(value[0]) and ADDED[1](value[1])
 
 
 def _integer(low: int, high: int | None = None, note: str = "") -> Check:
@@ -101,7 +105,7 @@ def _integer(low: int, high: int | None = None, note: str = "") -> Check:
 
 
 def _number(low: float, high: float) -> Check:
-    return f"a number in {low}..{high}", lambda value: _is_number(value) and low <= value <= high
+    return f"a number in {low:g}..{high:g}", lambda value: _is_number(value) and low <= value <= high
 
 
 def _optional(check: Check) -> Check:
@@ -109,7 +113,8 @@ def _optional(check: Check) -> Check:
     return expected, lambda value: value is None or holds(value)
 
 
-FINITE: Check = ("a finite number", _is_number)
+MOST = 1e6  # what is added to logits: more would leave the numbers of float32
+ADDED: Check = _number(-MOST, MOST)
 
 SAMPLING_CHECKS: dict[str, Check] = {
     "max_tokens": _integer(1),
@@ -118,11 +123,11 @@ SAMPLING_CHECKS: dict[str, Check] = {
     "top_k": _optional(_integer(0, note=" (0: no limit)")),
     "top_p": _optional(_number(0, 1)),
     "min_p": _optional(_number(0, 1)),
-    "repetition_penalty": ("a finite number above 0", lambda value: _is_number(value) and value > 0),
-    "presence_penalty": FINITE,
-    "frequency_penalty": FINITE,
+    "repetition_penalty": _number(1 / MOST, MOST),
+    "presence_penalty": ADDED,
+    "frequency_penalty": ADDED,
     "logit_bias": (
-        "pairs of a token id, each once, and a finite number",
+        f"pairs of a token id, each once, and {ADDED[0]}",
         lambda value: _is_list(value, _is_bias) and len({token for token, _ in value}) == len(value),
     ),
     "bad_words": (
@@ -152,5 +157,5 @@ SAMPLING_CHECKS: dict[str, Check] = {
 REQUEST_CHECKS: dict[str, Check] = {
     "priority": _number(0, 1),
     "allotted_time_ms": _optional(_integer(1, MAX_TIME_MS)),
-    "cache_salt": ("a string", lambda value: isinstance(value, str)),
+    "cache_salt": ("a string of valid UTF-8", lambda value: isinstance(value, str) and _is_utf8(value)),
 }

@@ -12,7 +12,11 @@ from hybridtrt.runtime.load import RuntimeOptions
 from hybridtrt.runtime.run_options import RunOptions
 from hybridtrt.runtime.sizes import parse_size
 
-VALUES = {"policy": st.sampled_from(("guaranteed_no_evict", "max_utilization")), "enable_block_reuse": st.booleans()}
+VALUES = {
+    "policy": st.sampled_from(("guaranteed_no_evict", "max_utilization")),
+    "enable_block_reuse": st.booleans(),
+    "threads": st.integers(1, 1024),
+}
 OPTIONS = st.builds(
     RunOptions, **{f.name: st.none() | VALUES.get(f.name, st.integers(1, 1 << 40)) for f in fields(RunOptions)}
 )
@@ -56,6 +60,12 @@ def test_options_go_where_they_belong(options):
 def test_sizes(text, size):
     assert parse_size(text) == size
     assert parsed(["--swap-bytes", text]).swap_bytes == size
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "4194304TiB"])
+def test_a_size_beyond_any_memory_is_refused(text):
+    with pytest.raises(ValueError, match="is more than memory can hold"):
+        parse_size(text)
 
 
 @pytest.mark.parametrize("text", ["", "B", "-1", "1e9", "1.GB", "5 bytes", "5GBs", "5 G B", "\u0661GB", "5GB\n6"])

@@ -241,12 +241,20 @@ def test_threads() -> None:
     [
         *((name, value, "not positive") for name in ("threads", "kv_cache_tokens") for value in (0, -1)),
         *((name, -1, "negative") for name in ("prefix_cache_bytes", "max_draft_tokens")),
+        ("threads", 1025, "more than 1024"),
     ],
 )
 def test_options_are_in_their_ranges(name: str, value: int, message: str) -> None:
     options: Mapping[str, int] = {name: value}
     with pytest.raises(ValueError, match=f"{name}={value} is {message}"):
         RuntimeOptions(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("option", ["kv_cache_tokens", "prefix_cache_bytes"])
+@pytest.mark.parametrize("value", [10**13, 10**20, 10**25])
+def test_pools_that_memory_cannot_hold_are_refused(option: str, value: int) -> None:
+    with pytest.raises(ValueError, match=r"do not fit into the [\d,]+ bytes of memory that are left: lower kv_cache"):
+        load_runner(tiny_engine("jamba"), RuntimeOptions(**{option: value}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 5, 8, 1000])

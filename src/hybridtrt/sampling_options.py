@@ -61,6 +61,6 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _read(text: str) -> str:
-    """The content of a file of this name if there is one, or the text itself."""
-    is_name = "\n" not in text and len(text) < 256
-    return Path(text).read_text("utf-8") if is_name and Path(text).is_file() else text
+    """The text itself if it looks like a schema or a grammar, or else the content of the file of this name."""
+    looks_like_text = "\n" in text or text.lstrip().startswith("{") or ":" in text
+    return text if looks_like_text else Path(text).read_text("utf-8")
