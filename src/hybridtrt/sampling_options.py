@@ -40,7 +40,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """What the options ask for. Raises `OSError` for a file that cannot be read."""
+    """What the options ask for. Raises `ValueError` for a file that cannot be read."""
     names = {field.name for field in fields(SamplingParams)}
     given = {name: value for name, value in vars(args).items() if name in names}
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
@@ -48,7 +48,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
         values |= {"guide_type": "regex", "guide": args.regex}
     for option, guide_type in (("json_schema", "json_schema"), ("grammar", "ebnf_grammar")):
         if option in args:
-            values |= {"guide_type": guide_type, "guide": _read(getattr(args, option))}
+            values |= {"guide_type": guide_type, "guide": _read(option, getattr(args, option))}
     return SamplingParams(**values)
 
 
@@ -60,7 +60,11 @@ def _bias(text: str) -> tuple[int, float]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a token id and a number with a colon between") from None
 
 
-def _read(text: str) -> str:
+def _read(option: str, text: str) -> str:
     """The text itself if it looks like a schema or a grammar, or else the content of the file of this name."""
-    looks_like_text = "\n" in text or text.lstrip().startswith("{") or ":" in text
-    return text if looks_like_text else Path(text).read_text("utf-8")
+    if "\n" in text or text.lstrip().startswith("{") or ":" in text:
+        return text
+    try:
+        return Path(text).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{option}={text!r} is no file that can be read: {error}") from None
