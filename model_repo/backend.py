@@ -96,7 +96,8 @@ class Model:
     def _start(self, request: Any, responder: TritonResponder) -> None:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         parameters = {"timeout": request.timeout()} | json.loads(request.parameters() or "{}")
-        ask = self.interface.parse(Inputs(tensors, parameters))
+        info = self._client.info
+        ask = self.interface.parse(Inputs(tensors, parameters, None if info is None else info.vocab_size))
         tag = request.request_id() or str(parameters.get("id", ""))  # HTTP's generate has no other place for it
         if isinstance(ask, Stop):
             if not tag:

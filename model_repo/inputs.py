@@ -45,8 +45,11 @@ class RequestError(Exception):
 class Inputs:
     """Typed access to the tensors of one request. Every method raises `RequestError` and names the input."""
 
-    def __init__(self, tensors: Tensors, parameters: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, tensors: Tensors, parameters: Mapping[str, object] | None = None, vocab_size: int | None = None
+    ) -> None:
         self._tensors, self._parameters = tensors, parameters or {}
+        self.vocab_size = vocab_size  # of the engine, where it is known
         for name in self._parameters:
             if name not in _KNOWN_PARAMETERS and not name.startswith("triton_"):
                 raise RequestError(f"unknown input '{name}'")

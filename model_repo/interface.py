@@ -133,7 +133,8 @@ class Interface(ABC):
             "stream_interval": inputs.integer("stream_interval"),
             **own,
         }
-        if not stream:  # the whole answer at once
+        interval = sampling["stream_interval"]
+        if not stream and (interval is None or interval > 0):  # the whole answer at once
             sampling["stream_interval"] = sampling["max_tokens"]
         if sampling["max_tokens"] is None:
             raise RequestError(f"{self.max_tokens_input} is missing")

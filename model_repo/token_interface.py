@@ -31,7 +31,7 @@ class TokenInterface(Interface):
         own = {
             "stop_token_ids": _stop_token_ids(inputs),
             "bad_token_ids": inputs.words("bad_words_list"),
-            "logit_bias": tuple((i, bias) for i, bias in enumerate(inputs.numbers("embedding_bias")) if bias),
+            "logit_bias": _biases(inputs),
         }
         return Ask(
             self.submission(inputs, stream, own, input_ids=input_ids[:length]),
@@ -53,3 +53,11 @@ def _stop_token_ids(inputs: Inputs) -> tuple[int, ...]:
     if any(len(word) > 1 for word in words):
         raise RequestError("stop_words_list holds a word of several tokens, only words of one token are supported")
     return tuple(token for (token,) in words)
+
+
+def _biases(inputs: Inputs) -> tuple[tuple[int, float], ...]:
+    biases = inputs.numbers("embedding_bias")
+    expected = inputs.vocab_size
+    if biases and expected is not None and len(biases) != expected:
+        raise RequestError(f"embedding_bias has {len(biases)} numbers, expected {expected}: one for each token")
+    return tuple((token, bias) for token, bias in enumerate(biases) if bias)

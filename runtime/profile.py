@@ -15,6 +15,7 @@ from hybridtrt.runtime.runner import Costs
 
 PROFILE_FILE = "profile.json"
 FORMAT = 1
+MOST = 1e18  # of any figure
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,9 @@ class GroupBytes:
 
     group: str
     bytes_per_token: float
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "bytes_per_token")
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,11 @@ class Profile:
 
 def _check_positive(value: object, *names: str) -> None:
     for name in names:
-        if getattr(value, name) <= 0:
-            raise ValueError(f"{name}={getattr(value, name)} is not positive")
+        number = getattr(value, name)
+        if number <= 0:
+            raise ValueError(f"{name}={number} is not positive")
+        if number >= MOST:
+            raise ValueError(f"{name} is not less than {MOST:g}")
 
 
 def engine_identity(engine_dir: Path) -> str:
@@ -122,7 +129,7 @@ def read_profile(engine_dir: Path) -> Profile | None:
             raise ValueError("it was taken of another engine")
         if not profile.prefill:
             raise ValueError("prefill=[]: expected at least one step")
-    except (ValueError, OSError, RecursionError) as error:  # JSON and UTF-8 errors are ValueErrors
+    except (ValueError, OSError, OverflowError, RecursionError) as error:  # JSON and UTF-8 errors are ValueErrors
         reason = " ".join(str(error).split())
         log.warning("%s is ignored: %s; run `hybridtrt profile` again", path, reason)
         return None

@@ -19,6 +19,7 @@ from hybridtrt.runtime.request import Request, SamplingParams
 from hybridtrt.runtime.resident_memory import peak_bytes, reset_peak, resident_bytes
 from hybridtrt.runtime.runner import RunnerInfo
 from hybridtrt.runtime.step_profiler import StepProfiler, doublings, touch_pools
+from hybridtrt.runtime.validation import MAX_SEED
 
 SHORTEST = 32  # tokens; a page or two
 
@@ -33,6 +34,10 @@ class SampleLoad:
     requests: int = 100
     ranges: tuple[int, ...] | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed <= MAX_SEED // 2:  # each request has one of its own, from here on
+            raise ValueError(f"seed={self.seed} must be an integer in 0..{MAX_SEED // 2}")
 
     def sample(self, info: RunnerInfo) -> list[Request]:
         """Random prompts that share nothing, each with a random part of its length left for the output.

@@ -204,6 +204,20 @@ def test_what_is_missing_is_named():
         token_ask(input_lengths=4)
 
 
+@pytest.mark.parametrize("count", [3, 383, 385])
+def test_biases_are_as_many_as_the_vocabulary_has_tokens(count):
+    arrays = {"input_ids": np.ones((1, 1), np.int32), "request_output_len": np.ones((1, 1), np.int32)}
+    given = arrays | {"embedding_bias": np.zeros((1, count), np.float32)}
+    with pytest.raises(RequestError, match=f"embedding_bias has {count} numbers, expected 384: one for each token"):
+        TokenInterface().parse(Inputs(given, vocab_size=384))
+
+
+@pytest.mark.parametrize("interval", [0, -1])
+def test_a_stream_interval_is_handed_on_without_a_stream_too(interval):
+    assert text_ask(stream_interval=interval).submission.sampling.stream_interval == interval
+    assert text_ask(stream_interval=3).submission.sampling.stream_interval == 5  # max_tokens: all at once
+
+
 def test_unknown_parameters_are_refused():
     with pytest.raises(RequestError, match="unknown input 'max_token'"):
         Inputs({}, {"max_token": 5})

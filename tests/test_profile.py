@@ -94,6 +94,8 @@ def test_damage_is_one_warning(engine_dir: Path, caplog: pytest.LogCaptureFixtur
         ({"prefill": []}, "prefill=[]: expected at least one step"),
         ({"copy_bytes_per_s": "fast"}, "profile.copy_bytes_per_s='fast': expected float"),
         ({"copy_bytes_per_s": 0.0}, "copy_bytes_per_s=0.0 is not positive"),
+        ({"copy_bytes_per_s": 1e300}, "copy_bytes_per_s is not less than 1e+18"),
+        ({"copy_bytes_per_s": 10**400}, "int too large"),
         ({"prefill": [{"tokens": 0, "seconds": 1.0, "active_experts": None}]}, "tokens=0 is not positive"),
         ({"ranges": [{"least": 3}]}, "missing or unknown field"),
         ({"extra": 1}, "missing or unknown field 'extra'"),
