@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import asdict, replace
 from typing import Any
@@ -181,6 +182,8 @@ def profile(args: argparse.Namespace) -> int:
     from hybridtrt.runtime.profiler import SampleLoad, profile_engine
 
     load = SampleLoad(args.requests, None if args.ranges is None else tuple(args.ranges), args.seed)
+    if args.engine.is_dir() and not os.access(args.engine, os.W_OK):
+        raise ValueError(f"{args.engine} cannot be written to, and the profile belongs there")
     measured = profile_engine(args.engine, load, args.threads, stage_progress("profile"))
     path = write_profile(args.engine, measured)
     if args.json:
