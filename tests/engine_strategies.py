@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
 
+import tokenizers
 from hypothesis import strategies as st
 from null_runner import null_info
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from hybridtrt.plugins.caches import pages_held
 from hybridtrt.runtime.engine import EngineOptions
 from hybridtrt.runtime.profile import GroupBytes, Profile, RangeProfile, StepProfile
 from hybridtrt.runtime.request import Request, SamplingParams
 from hybridtrt.runtime.runner import RunnerInfo
+from hybridtrt.runtime.tokenizer import Tokenizer
 
-VOCAB, PAGE_SIZE, LONGEST = 8, 4, 40
+PIECES = ("a", "b", "ab", "d", "ca", "e", "ddb", " f")  # the text of each token
+VOCAB, PAGE_SIZE, LONGEST = len(PIECES), 4, 40
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """The tokens are the `PIECES`."""
+    backend = tokenizers.Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(PIECES)}, unk_token="a"))
+    backend.decoder = decoders.Fuse()
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
 
 
 @dataclass(frozen=True)
@@ -77,16 +92,20 @@ class SmallEngine:
 
 
 def optimistic_profile(groups: Iterable[str], token_seconds: float) -> Profile:
-    """A profile by which requests of up to 127 tokens hold nothing, so that only their prompts are expected."""
-    nothing = tuple(GroupBytes(group, 0.0) for group in groups)
+    """A profile by which requests of up to 127 tokens hold next to nothing: only their prompts are expected."""
+    nothing = tuple(GroupBytes(group, 1e-9) for group in groups)
     ranges = tuple(RangeProfile(2**i, 1, nothing, 0, 0, 0.0) for i in range(7))
     return Profile(1, "", ranges, (), (StepProfile(1, token_seconds, None),), 1e9)
 
 
+def _params(max_tokens: int, least: int, **others: Any) -> SamplingParams:
+    return SamplingParams(max_tokens, min(least, max_tokens), **others)
+
+
 PARAMS = st.builds(
-    SamplingParams,
+    _params,
     max_tokens=st.sampled_from([1, 2, 6, 12, 20]),
-    min_tokens=st.sampled_from([0, 0, 1]),
+    least=st.sampled_from([0, 0, 1, 4]),
     temperature=st.sampled_from([None, None, 0.7, 2.0]),
     top_k=st.sampled_from([None, 3]),
     top_p=st.sampled_from([None, 0.9]),
@@ -99,6 +118,7 @@ PARAMS = st.builds(
     seed=st.integers(0, 2**64 - 1),
     n=st.sampled_from([1, 1, 1, 2, 3]),
     stop_token_ids=st.sampled_from([(), (), (7,), (2, 6)]),
+    stop_words=st.sampled_from([(), (), ("bab",), ("ab", "ba"), ("dd", "cad", "aaaaa")]),
     return_log_probs=st.booleans(),
     top_log_probs=st.sampled_from([0, 0, 2]),
     prompt_log_probs=st.sampled_from([None, None, None, 0, 2]),

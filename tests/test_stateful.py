@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_strategies import LONGEST, PARAMS, REQUESTS, SmallEngine
+from engine_strategies import LONGEST, PARAMS, REQUESTS, SmallEngine, tokenizer
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -73,6 +73,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.runner = NullRunner(self.small.info, on_step=self._break)
         self.engine = Engine(
             self.runner,
+            tokenizer(),
             options=self.small.options(*options),
             profile=self.small.profile if self.small.optimistic else None,
             clock=lambda: self.now,

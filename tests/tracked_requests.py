@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from engine_strategies import PIECES
 from lone_run import Answer, lone_answer
 from null_runner import lone_logits
 from numpy.typing import NDArray
@@ -37,7 +38,7 @@ class Tracked:
         def next_logits(history: Sequence[int]) -> NDArray[np.float32]:
             return lone_logits(history, self.info)
 
-        return [lone_answer(self.request, i, self.info, next_logits) for i in range(self.request.params.n)]
+        return [lone_answer(self.request, i, self.info, next_logits, PIECES) for i in range(self.request.params.n)]
 
     @property
     def work(self) -> int:
@@ -53,6 +54,7 @@ class Tracked:
         assert self.ended[i] is None, "an answer goes on after its end"
         assert output.finish_reason or len(output.token_ids) >= self.request.params.stream_interval
         answer.token_ids += output.token_ids
+        answer.text += output.text
         answer.log_probs += output.log_probs
         answer.top_log_probs += output.top_log_probs
         answer.prompt_log_probs += output.prompt_log_probs
@@ -70,4 +72,6 @@ class Tracked:
                 "error": broken and output.error == "RuntimeError: broken",
             }[output.finish_reason], output
             assert answer.token_ids == self.expected[i].token_ids[: len(answer.token_ids)]
+            text = "".join(PIECES[token] for token in answer.token_ids)
+            assert text.startswith(answer.text) if output.error else text == answer.text
             assert answer.log_probs == self.expected[i].log_probs[: len(answer.log_probs)]
