@@ -51,18 +51,16 @@ class PrefixCache:
 
     def find(self, keys: Row[bytes], tokens: int) -> Hit:
         """The longest hit for a sequence of `tokens` tokens with these page keys, of which the last must run."""
-        most = min(len(keys), (tokens - 1) // self.page_size)
+        count = min(len(keys), (tokens - 1) // self.page_size)
         for pool in self.pools:
             if pool.window is None:
-                most = self._leading(pool, keys, most)
-        for count in range(most, 0, -1):
-            slot = self.slots.find(keys[count - 1], count * self.page_size) if self.slots else 0
-            if self.slots and not slot:
-                continue
-            pages = [self._pages(pool, keys, count) for pool in self.pools]
-            if all(found is not None for found in pages):
-                return Hit(count * self.page_size, slot, tuple(found for found in pages if found is not None))
-        return self.nothing
+                count = self._leading(pool, keys, count)
+        while count > (longest := self._longest(keys, count)):
+            count = longest
+        if not count:
+            return self.nothing
+        slot = self.slots.find(keys[count - 1], count * self.page_size) if self.slots else 0
+        return Hit(count * self.page_size, slot, tuple(self._pages(pool, keys, count) for pool in self.pools))
 
     def junction(self, keys: Row[bytes], tokens: int) -> int:
         """Tokens that the prompt shares with an earlier one, in whole pages; then remember this prompt too."""
@@ -95,9 +93,20 @@ class PrefixCache:
                 return i
         return most
 
+    def _longest(self, keys: Row[bytes], count: int) -> int:
+        """`count` pages if the states and windows behind them are there; else the most that a shorter hit may have."""
+        tokens = count * self.page_size
+        if count and self.slots and not self.slots.find(keys[count - 1], tokens):
+            return count - 1
+        for pool in self.pools:
+            if pool.window is not None:
+                for i in range(pool.end(tokens) - 1, pool.first(tokens) - 1, -1):
+                    if not pool.find(keys[i]):
+                        return i
+        return count
+
     @staticmethod
-    def _pages(pool: PagePool, keys: Row[bytes], count: int) -> tuple[int, tuple[int, ...]] | None:
+    def _pages(pool: PagePool, keys: Row[bytes], count: int) -> tuple[int, tuple[int, ...]]:
         tokens = count * pool.page_size
-        first, end = pool.first(tokens), pool.end(tokens)
-        pages = tuple(pool.find(keys[i]) for i in range(first, end))
-        return (first, pages) if all(pages) else None
+        first = pool.first(tokens)
+        return first, tuple(pool.find(key) for key in keys[first : pool.end(tokens)])
