@@ -32,6 +32,22 @@ class Clock:
         time.sleep(seconds)
 
 
+class CpuClock(Clock):
+    """CPU seconds of this process, and those slept, without sleeping: other work on the machine does not count.
+
+    It is the time of the work only where that has one thread.
+    """
+
+    def __init__(self) -> None:
+        self._slept = 0.0
+
+    def __call__(self) -> float:
+        return time.process_time() + self._slept
+
+    def sleep(self, seconds: float) -> None:
+        self._slept += seconds
+
+
 class WatchedRunner:
     """A runner that notes when each request first runs and how many rows a step has.
 
@@ -59,9 +75,13 @@ class WatchedRunner:
 
 @contextmanager
 def random_runner(limits: BuildConfig, threads: int, cached_tokens: int | None = None) -> Iterator[WatchedRunner]:
-    """A runner of a random model, with pages for so many tokens in each group or for all that may come."""
+    """A runner of a random model, with pages for so many tokens in each group or for all that may come.
+
+    With one thread time is CPU time.
+    """
     with random_engine(limits) as engine_dir:
-        watched = WatchedRunner(load_runner(engine_dir, RuntimeOptions(threads=threads, kv_cache_tokens=cached_tokens)))
+        runner = load_runner(engine_dir, RuntimeOptions(threads=threads, kv_cache_tokens=cached_tokens))
+        watched = WatchedRunner(runner, CpuClock() if threads == 1 else Clock())
         yield watched
         watched.runner.close()
 
