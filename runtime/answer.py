@@ -17,9 +17,9 @@ class Answer:
         self.index = index  # which of the request's n answers
         self._request = request
         self._text = text
-        self._interval = request.params.stream_interval
-        self._eager = any(request.params.stop_words)
         params = request.params
+        self._interval = params.stream_interval
+        self._eager = any(params.stop_words)
         self._scored = params.return_log_probs or params.top_log_probs > 0 or params.prompt_log_probs is not None
         self._tokens: list[int] = []
         self._unread: list[int] = []

@@ -57,10 +57,10 @@ class Sequence:
     junction: int = 0  # tokens of the prompt that an earlier one begins with
     next_snapshot: int = 0
     swapped: Swapped | None = None
-
-    name: str = ""  # unlike all others that live
-    max_tokens: int = 0
-    plain: bool = False  # it takes the best token of the model and says no more about it
+    # What the request says, at hand.
+    name: str = field(init=False)  # unlike all others that live
+    max_tokens: int = field(init=False)
+    plain: bool = field(init=False)  # it takes the best token of the model and says no more about it
 
     def __post_init__(self) -> None:
         self.total = len(self.prompt) + len(self.output_ids)
