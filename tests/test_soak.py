@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 
+from engine_strategies import optimistic_profile
 from null_runner import NullRunner, null_info
 
 from hybridtrt.runtime.engine import Engine, EngineOptions
@@ -17,6 +18,7 @@ from hybridtrt.runtime.request import Request, SamplingParams
 from hybridtrt.runtime.resident_memory import resident_bytes
 
 REQUESTS, WARM_UP = 10_000, 2_000
+PAGES, SLOTS = {"full": 24, "window": 60}, 16
 PREFIXES = [tuple(range(10 * i, 10 * i + 9)) for i in range(4)]
 
 
@@ -25,7 +27,7 @@ class Forgetful(NullRunner):
 
     def __init__(self) -> None:
         windows = {"window": 8}
-        info = null_info(vocab_size=64, num_pages={"full": 40, "window": 30}, num_slots=16, windows=windows)
+        info = null_info(vocab_size=64, num_pages=PAGES, num_slots=SLOTS, windows=windows)
         super().__init__(info, on_step=lambda batch: self.batches.clear())
 
 
@@ -35,6 +37,7 @@ def random_request(rng: random.Random, number: int) -> Request:
     params = SamplingParams(
         max_tokens=rng.randint(1, 12),
         temperature=rng.choice([None, 0.8]),
+        logit_bias=rng.choice([(), ((7, 9.0),)]),
         n=rng.choice([1, 1, 1, 2]),
         stop_token_ids=(5, 6),
         stream_interval=rng.choice([1, 4]),
@@ -45,8 +48,8 @@ def random_request(rng: random.Random, number: int) -> Request:
 def soak() -> dict[str, object]:
     """Serve all requests and return how they ended, the memory before and after, and the state of the pools."""
     rng = random.Random(0)
-    options = EngineOptions(policy="max_utilization", swap_bytes=400, snapshot_interval=8, max_draft_tokens=2)
-    engine = Engine(Forgetful(), options=options)
+    options = EngineOptions(policy="max_utilization", swap_bytes=120, snapshot_interval=8, max_draft_tokens=2)
+    engine = Engine(Forgetful(), options=options, profile=optimistic_profile(PAGES, token_seconds=1.0))
     ends: Counter[str] = Counter()
     live: set[str] = set()
     doomed: dict[str, int] = {}  # ids with the step in which they are aborted
@@ -86,11 +89,12 @@ def test_memory_is_flat_and_nothing_leaks() -> None:
     assert 0.1 * REQUESTS < ends["cancelled"] < 0.3 * REQUESTS  # the others ended before they were aborted
     assert report["after"] < 1.02 * report["before"]
     assert statistics["running"] == statistics["waiting"] == 0
-    usages = {"slots": (statistics["slots"], 15)}
-    usages |= {group: (statistics["pages"][group], count) for group, count in (("full", 39), ("window", 29))}
-    for name, (usage, count) in usages.items():
-        assert usage["used"] == usage["promised"] == 0, name
-        assert usage["free"] + usage["cached"] == count, name
+    usages = [(statistics["slots"], SLOTS), *((statistics["pages"][group], PAGES[group]) for group in PAGES)]
+    for usage, count in usages:
+        assert usage["used"] == usage["promised"] == statistics["swap_used"] == 0
+        assert usage["free"] + usage["cached"] == count - 1
+    for happened in ("preempted_recompute", "preempted_swap", "hit_tokens", "accepted_draft_tokens"):
+        assert statistics[happened] > 50, happened
 
 
 if __name__ == "__main__":
