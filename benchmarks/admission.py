@@ -6,8 +6,7 @@ they sample almost evenly from it. The profile is that of a sample of the same k
 the same requests with the same seeds, so the same work, at the same times.
 
 The policies are those of the real engine. Its steps are simulated, so that there can be enough requests for a P99: a
-step takes 10 ms and 0.5 ms a token, about what a small model takes here. `--engine` runs a random model instead; with
-one thread time is then CPU time.
+step takes 10 ms and 0.5 ms a token, about what a small model takes here. `--engine` runs a random model instead.
 """
 
 from __future__ import annotations

@@ -44,7 +44,9 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     """The options that every benchmark has."""
     one = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     one.add_argument("--json", action="store_true", help="print one JSON object on standard output")
-    one.add_argument("--threads", type=int, default=os.cpu_count(), help="compute threads (all)")
+    one.add_argument(
+        "--threads", type=int, default=os.cpu_count(), help="compute threads (all); with 1, time is CPU time"
+    )
     one.add_argument("--repeats", type=int, default=3, help="runs of each kind, in turn (3); medians are shown")
     return one
 
@@ -79,6 +81,11 @@ def in_turn(kinds: Mapping[str, Callable[[], Mapping[str, float]]], repeats: int
         kind: {figure: statistics.median(run[figure] for run in found) for figure in found[0]}
         for kind, found in runs.items()
     }
+
+
+def timer(threads: int) -> Callable[[], float]:
+    """Seconds; with one thread those of the process, so that other work on the machine does not count."""
+    return time.process_time if threads == 1 else time.perf_counter
 
 
 def machine(threads: int) -> dict[str, Any]:

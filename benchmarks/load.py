@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from harness import percentile, random_engine
+from harness import percentile, random_engine, timer
 from numpy.typing import NDArray
 
 from hybridtrt.build.engine import BuildConfig
@@ -22,30 +22,21 @@ from hybridtrt.runtime.runner import Runner
 
 
 class Clock:
-    """Seconds that pass."""
+    """Seconds that pass. Where they are CPU time, those that nobody works in pass without sleeping."""
+
+    def __init__(self, seconds: Callable[[], float] = time.perf_counter) -> None:
+        self._seconds = seconds
+        self._skipped = 0.0
 
     def __call__(self) -> float:
-        return time.perf_counter()
+        return self._seconds() + self._skipped
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
-        time.sleep(seconds)
-
-
-class CpuClock(Clock):
-    """CPU seconds of this process, and those slept, without sleeping: other work on the machine does not count.
-
-    It is the time of the work only where that has one thread.
-    """
-
-    def __init__(self) -> None:
-        self._slept = 0.0
-
-    def __call__(self) -> float:
-        return time.process_time() + self._slept
-
-    def sleep(self, seconds: float) -> None:
-        self._slept += seconds
+        """Let so many seconds pass."""
+        if self._seconds is time.perf_counter:
+            time.sleep(seconds)
+        else:
+            self._skipped += seconds
 
 
 class WatchedRunner:
@@ -75,13 +66,10 @@ class WatchedRunner:
 
 @contextmanager
 def random_runner(limits: BuildConfig, threads: int, cached_tokens: int | None = None) -> Iterator[WatchedRunner]:
-    """A runner of a random model, with pages for so many tokens in each group or for all that may come.
-
-    With one thread time is CPU time.
-    """
+    """A runner of a random model, with pages for so many tokens in each group or for all that may come."""
     with random_engine(limits) as engine_dir:
         runner = load_runner(engine_dir, RuntimeOptions(threads=threads, kv_cache_tokens=cached_tokens))
-        watched = WatchedRunner(runner, CpuClock() if threads == 1 else Clock())
+        watched = WatchedRunner(runner, Clock(timer(threads)))
         yield watched
         watched.runner.close()
 

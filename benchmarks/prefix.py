@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import statistics
 import sys
-import time
+from collections.abc import Callable
 
 import numpy as np
-from harness import parser, random_engine, report
+from harness import parser, random_engine, report, timer
 
 from hybridtrt.build.engine import BuildConfig
 from hybridtrt.runtime.engine import Engine
@@ -31,16 +31,16 @@ def main() -> int:
     args = one.parse_args()
     rng = np.random.default_rng(0)
     times: dict[str, list[float]] = {"cold": [], "hot": []}
-    different = 0
+    different, now = 0, timer(args.threads)
     with random_engine(LIMITS) as engine_dir:
         engine = Engine(load_runner(engine_dir, RuntimeOptions(threads=args.threads)))
         prefix = rng.integers(0, engine.info.vocab_size, PREFIX).tolist()
         questions = rng.integers(0, engine.info.vocab_size, (BEFORE + args.repeats, QUESTION)).tolist()
         for question in questions[:BEFORE]:
-            ask(engine, [*prefix, *question], "common")
+            ask(engine, [*prefix, *question], "common", now)
         for i, question in enumerate(questions[BEFORE:]):
-            cold, expected = ask(engine, [*prefix, *question], f"own {i}")
-            hot, answer = ask(engine, [*prefix, *question], "common")
+            cold, expected = ask(engine, [*prefix, *question], f"own {i}", now)
+            hot, answer = ask(engine, [*prefix, *question], "common", now)
             times["cold"].append(cold)
             times["hot"].append(hot)
             different += answer != expected
@@ -61,13 +61,13 @@ def main() -> int:
     return 1 if different else 0
 
 
-def ask(engine: Engine, prompt: list[int], salt: str) -> tuple[float, tuple[int, ...]]:
+def ask(engine: Engine, prompt: list[int], salt: str, now: Callable[[], float]) -> tuple[float, tuple[int, ...]]:
     """Seconds to the first token, and the answer."""
     engine.submit(Request("question", tuple(prompt), SamplingParams(max_tokens=ANSWER), cache_salt=salt))
-    started, first, answer = time.perf_counter(), 0.0, list[int]()
+    started, first, answer = now(), 0.0, list[int]()
     while engine.has_work:
         for output in engine.step():
-            first = first or time.perf_counter() - started
+            first = first or now() - started
             answer += output.token_ids
     return first, tuple(answer)
 

@@ -20,9 +20,7 @@ class SimulatedClock(Clock):
 
     def __init__(self) -> None:
         self._now = 0.0
-
-    def __call__(self) -> float:
-        return self._now
+        super().__init__(lambda: self._now)
 
     def sleep(self, seconds: float) -> None:
         self._now = max(self._now + seconds, math.nextafter(self._now, math.inf))

@@ -10,12 +10,13 @@ comes twice. The misleading prompt has the answer in it, but with every fourth t
 from __future__ import annotations
 
 import sys
-import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-from harness import VOCAB, in_turn, parser, random_engine, report
+from harness import VOCAB, in_turn, parser, random_engine, report, timer
 from numpy.typing import NDArray
 
 from hybridtrt.build.engine import BuildConfig
@@ -26,8 +27,18 @@ from hybridtrt.runtime.runner import Runner
 
 LIMITS = BuildConfig(max_batch_size=8, max_num_tokens=512, max_seq_len=512)
 COPIED, NEW = 64, 192
-MISLEADING = "misleading prompt"
 OUTPUT_WEIGHTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")  # the last: experts together
+
+
+@dataclass(frozen=True)
+class Task:
+    """A text in cycles of some length, with the answer in the prompt, every fourth token of it wrong, if so asked."""
+
+    cycle: int
+    misleading: bool = False
+
+
+TASKS = {"copying": Task(COPIED), "nothing repeats": Task(VOCAB), "misleading": Task(VOCAB, misleading=True)}
 
 
 def main() -> int:
@@ -39,25 +50,21 @@ def main() -> int:
     args = one.parse_args()
     options = RuntimeOptions(threads=args.threads, max_draft_tokens=args.drafts, enable_block_reuse=False)
     figures: dict[str, dict[str, float]] = {}
-    for task, cycle in (("copying", COPIED), ("nothing repeats", VOCAB), (MISLEADING, VOCAB)):
-        following = next_tokens(cycle)
-        with random_engine(LIMITS, change=partial(answer_with, following=following)) as engine_dir:
+    for name, task in TASKS.items():
+        with random_engine(LIMITS, change=partial(answer_with, following=next_tokens(task.cycle))) as engine_dir:
             runner = load_runner(engine_dir, options)
+            run = partial(decode, runner, task, args.batch, timer(args.threads))
             figures |= in_turn(
-                {
-                    f"{task}, plain": partial(decode, runner, following, args.batch, 0, task == MISLEADING),
-                    f"{task}, drafts": partial(decode, runner, following, args.batch, args.drafts, task == MISLEADING),
-                },
+                {f"{name}, plain": partial(run, drafts=0), f"{name}, drafts": partial(run, drafts=args.drafts)},
                 args.repeats,
             )
             runner.close()
-    speed = {kind: found["tokens/s"] for kind, found in figures.items()}
+    speed = {name: figures[f"{name}, drafts"]["tokens/s"] / figures[f"{name}, plain"]["tokens/s"] for name in TASKS}
     ratios = {
         "steps a token, copying (at most 0.5)": figures["copying, drafts"]["steps a token"],
-        "speed, copying, drafts over plain": speed["copying, drafts"] / speed["copying, plain"],
-        "speed, nothing repeats, drafts over plain (at least 0.95)": speed["nothing repeats, drafts"]
-        / speed["nothing repeats, plain"],
-        "speed, misleading, drafts over plain": speed[f"{MISLEADING}, drafts"] / speed[f"{MISLEADING}, plain"],
+        "speed, copying, drafts over plain": speed["copying"],
+        "speed, nothing repeats, drafts over plain (at least 0.95)": speed["nothing repeats"],
+        "speed, misleading, drafts over plain": speed["misleading"],
     }
     report(args, figures, ratios, batch=args.batch, max_draft_tokens=args.drafts)
     return 0
@@ -92,28 +99,29 @@ def answer_with(model: Any, following: NDArray[np.int64]) -> None:
     model.lm_head.weight.data[following] = model.model.embed_tokens.weight.data.normal_()
 
 
-def decode(runner: Runner, following: NDArray[np.int64], batch: int, drafts: int, misleading: bool) -> dict[str, float]:
+def decode(runner: Runner, task: Task, batch: int, now: Callable[[], float], drafts: int) -> dict[str, float]:
     """Steps a token of one sequence and tokens a second of all, without prefill.
 
     Raises `RuntimeError` if an answer is not the one that the model must give.
     """
     engine = Engine(runner, options=EngineOptions(enable_block_reuse=False, max_draft_tokens=drafts))
+    following = next_tokens(task.cycle)
     expected: dict[str, list[int]] = {}
     for i, first in enumerate(shuffled()[: batch * (COPIED + NEW) : COPIED + NEW]):  # texts have nothing in common
         text = walk(following, int(first), COPIED + NEW)
         prompt, expected[str(i)] = text[:COPIED], text[COPIED:]
-        if misleading:
+        if task.misleading:
             wrong = [token if place % 4 else prompt[0] for place, token in enumerate(text[COPIED:], start=1)]
             prompt = [*wrong, *prompt]
         engine.submit(Request(str(i), tuple(prompt), SamplingParams(max_tokens=NEW, ignore_eos=True)))
     answers: dict[str, list[int]] = {name: [] for name in expected}
     while not all(answers.values()):
         collect(engine, answers)
-    before, steps, started = sum(map(len, answers.values())), 0, time.perf_counter()
+    before, steps, started = sum(map(len, answers.values())), 0, now()
     while engine.has_work:
         collect(engine, answers)
         steps += 1
-    seconds = time.perf_counter() - started
+    seconds = now() - started
     if answers != expected:
         raise RuntimeError("an answer is not the one that the model must give")
     tokens = sum(map(len, answers.values())) - before
