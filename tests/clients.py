@@ -84,11 +84,12 @@ class Client:
 
 def answer_of(result: Result) -> Answer:
     return Answer(
-        list(result.token_ids),
-        list(result.log_probs),
-        list(result.top_log_probs),
-        list(result.prompt_log_probs),
-        result.finish_reason,
+        token_ids=list(result.token_ids),
+        text=result.text,
+        log_probs=list(result.log_probs),
+        top_log_probs=list(result.top_log_probs),
+        prompt_log_probs=list(result.prompt_log_probs),
+        finish_reason=result.finish_reason,
     )
 
 
