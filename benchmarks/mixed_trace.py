@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """In-flight batching of a mixed trace against padded static batching and against one offline batch.
 
-Prompts of 16 to 1,024 tokens and outputs of 16 to 128, evenly spread, arrive as a Poisson process faster than the
-engine can serve them, as the first and the last of so few do not fill its batch. Static batching is the same engine: when it is idle it takes what has come, up to a full
-batch, pads every prompt to the longest and runs all rows until the longest output is complete. In its favour a request
-counts as finished when its own last token is there, and prefill is chunked as for everybody else. Only tokens that
-were asked for count. Offline has all requests from the start.
+Prompts of 16 to 1,024 tokens and outputs of 16 to 128, evenly spread, arrive as a Poisson process, faster than the
+engine can serve them: the first and the last of so few do not fill its batch. Static batching is the same engine: when
+it is idle it takes what has come, up to a full batch, pads every prompt to the longest and runs all rows until the
+longest output is complete. In its favour a request counts as finished when its own last token is there, and prefill is
+chunked as for everybody else. Only tokens that were asked for count. Offline has all requests from the start.
+
+The model is a random one. `--simulate` takes none: then a step takes 10 ms and 0.5 ms a token by a clock of its own.
 """
 
 from __future__ import annotations
