@@ -15,6 +15,10 @@ from hybridtrt.runtime.runner import RunnerInfo
 MAX_SEED = 2**64 - 1
 MAX_ANSWERS = 64
 MAX_TIME_MS = 2**63 - 1
+MAX_STOP_WORDS = 64  # each costs every character of the answer a look
+MAX_BAD_WORDS = 1024
+MAX_WORDS = 16384  # characters or tokens of all words of one kind
+MAX_SHOWN = 200  # characters of a wrong value in its message
 MAX_TOP_LOG_PROBS = 20  # of OpenAI's interface
 GUIDE_TYPES = ("json", "json_schema", "regex", "ebnf_grammar")  # TensorRT-LLM's
 
@@ -66,7 +70,9 @@ def _check_fields(subject: object, checks: Mapping[str, Check]) -> None:
     for name, (expected, holds) in checks.items():
         value = getattr(subject, name)
         if not holds(value):
-            raise ValueError(f"{name}={value!r} must be {expected}")
+            shown = repr(value)
+            shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
+            raise ValueError(f"{name}={shown} must be {expected}")
 
 
 def _check_together(params: SamplingParams) -> None:
@@ -93,6 +99,10 @@ def _is_utf8(text: str) -> bool:
 
 def _is_list(value: object, holds: Test) -> bool:
     return isinstance(value, (tuple, list)) and all(holds(item) for item in value)
+
+
+def _are_words(value: Any, most: int, holds: Test) -> bool:
+    return _is_list(value, holds) and len(value) <= most and sum(map(len, value)) <= MAX_WORDS
 
 
 def _is_bias(value: Any) -> bool:
@@ -131,12 +141,12 @@ SAMPLING_CHECKS: dict[str, Check] = {
         lambda value: _is_list(value, _is_bias) and len({token for token, _ in value}) == len(value),
     ),
     "bad_words": (
-        "strings that are not empty",
-        lambda value: _is_list(value, lambda word: isinstance(word, str) and word != ""),
+        f"at most {MAX_BAD_WORDS} strings that are not empty, of {MAX_WORDS} characters in all",
+        lambda value: _are_words(value, MAX_BAD_WORDS, lambda word: isinstance(word, str) and word != ""),
     ),
     "bad_token_ids": (
-        "sequences of integers that are not empty",
-        lambda value: _is_list(value, lambda word: _is_list(word, _is_integer) and len(word) > 0),
+        f"at most {MAX_BAD_WORDS} sequences of integers that are not empty, of {MAX_WORDS} in all",
+        lambda value: _are_words(value, MAX_BAD_WORDS, lambda word: _is_list(word, _is_integer) and len(word) > 0),
     ),
     "seed": _optional(_integer(0, MAX_SEED)),
     "n": _integer(1, MAX_ANSWERS),
@@ -145,7 +155,10 @@ SAMPLING_CHECKS: dict[str, Check] = {
         lambda value: _is_integer(value) and value == 1,
     ),
     "stop_token_ids": ("integers", lambda value: _is_list(value, _is_integer)),
-    "stop_words": ("strings", lambda value: _is_list(value, lambda word: isinstance(word, str))),
+    "stop_words": (
+        f"at most {MAX_STOP_WORDS} strings of {MAX_WORDS} characters in all",
+        lambda value: _are_words(value, MAX_STOP_WORDS, lambda word: isinstance(word, str)),
+    ),
     "end_id": ("an integer (negative: never end)", lambda value: value is None or _is_integer(value)),
     "guide_type": (f"one of {', '.join(GUIDE_TYPES)}", lambda value: value is None or value in GUIDE_TYPES),
     "guide": ("a string", lambda value: value is None or isinstance(value, str)),
