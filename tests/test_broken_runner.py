@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from clients import OTHERS, TARGET, TIGHT, answer_of, lone, options, start
+from clients import INFO, OTHERS, TARGET, TIGHT, answer_of, ask, lone, options, start
 from null_runner import NullRunner, null_info
 
 from hybridtrt.plugins.step import StepBatch
@@ -97,3 +97,24 @@ def watch(engine: Engine) -> set[str]:
 
     engine._scheduler.schedule = watched  # type: ignore[method-assign]
     return names
+
+
+def test_states_of_a_step_that_failed_are_not_reused() -> None:
+    """Four tokens have been computed when it fails, a page."""
+    engine = Engine(NullRunner(INFO), options=options())
+    client = start(engine, ask("lost", (1, 2, 3)))
+    client.step()
+    client.step()
+    engine._runner.on_step = fail  # type: ignore[attr-defined]
+    (lost,) = (output for output in client.step() if output.finish_reason)
+    engine._runner.on_step = None  # type: ignore[attr-defined]
+    assert lost.error == "OSError: broken"
+    again = ask("again", (1, 2, 3, *client.results("lost")[0].token_ids, 7))
+    engine.submit(again)
+    client.run()
+    assert client.is_lone(again)
+    assert engine.statistics()["hit_tokens"] == 0
+
+
+def fail(batch: StepBatch) -> None:
+    raise OSError("broken")

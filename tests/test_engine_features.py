@@ -12,6 +12,7 @@ from null_runner import NullRunner, null_info
 
 from hybridtrt.runtime.engine import Engine
 from hybridtrt.runtime.request import Request
+from hybridtrt.runtime.scheduler import MAX_LOGITS_ROWS
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 3, 4])
@@ -24,6 +25,16 @@ def test_the_log_probabilities_of_a_prompt_do_not_depend_on_its_chunks(chunk: in
     assert len(client.parts["a"][0][0].prompt_log_probs) == 22, "they come with the first output"
     assert len(client.results("beside")[0].prompt_log_probs) == 9
     assert client.results("short")[0].prompt_log_probs == ()
+
+
+def test_a_long_prompt_is_scored_a_part_a_step() -> None:
+    """Each row of logits has as many floats as the vocabulary has tokens."""
+    runner = NullRunner(null_info(max_num_tokens=200, max_seq_len=200))
+    request = ask("a", [i % 50 for i in range(150)], prompt_log_probs=0)
+    client = start(Engine(runner, options=options()), request)
+    client.run()
+    assert client.is_lone(request)
+    assert max(len(batch.logits_indices) for batch in runner.batches) == MAX_LOGITS_ROWS
 
 
 def test_a_prompt_is_scored_in_full_whatever_is_cached_of_it() -> None:

@@ -76,6 +76,7 @@ def test_only_what_has_been_computed_is_swapped() -> None:
     plan = scheduler.schedule()
     assert len(sequence.holdings[0].pages) == 4
     scheduler.preempt(sequence, plan)
+    assert sequence.drafts == []
     assert sequence.swapped is not None
     assert sequence.swapped.num_bytes == 16 + 4
     scheduler.caches.pools[0].take(scheduler.caches.pools[0].open("other"), 4)

@@ -61,7 +61,9 @@ def test_the_prompt_of_several_answers_is_run_once_and_shared(layout: str) -> No
         assert statistics["slots"]["used"] == 1 + 4  # the states after the prompt, and each one's own
     client.run()
     assert client.is_lone(request)
-    assert client.engine.statistics()["prefill_tokens"] == 10
+    statistics = client.engine.statistics()
+    assert statistics["prefill_tokens"] == 10
+    assert sum(statistics["histograms"]["queue"]["counts"]) == 4
     assert len({result.token_ids for result in client.results("a")}) == 4
 
 
