@@ -51,6 +51,8 @@ class ServeOptions:
     runner_factory: str | None = None  # "module:function", called with the engine folder instead of loading it (tests)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.drain_seconds < 86400:
+            raise ServeError(f"drain_seconds={self.drain_seconds} is not in 0..86400")
         if not self.engine_dir.is_dir():
             raise ServeError(f"{self.engine_dir} is not an engine folder")
 

@@ -123,8 +123,9 @@ def _optional(check: Check) -> Check:
     return expected, lambda value: value is None or holds(value)
 
 
-MOST = 1e6  # what is added to logits: more would leave the numbers of float32
-ADDED: Check = _number(-MOST, MOST)
+MOST_ADDED = 1e30  # to a logit: much more would leave the numbers of float32
+MOST_FACTOR = 1e6
+ADDED: Check = _number(-MOST_ADDED, MOST_ADDED)
 
 SAMPLING_CHECKS: dict[str, Check] = {
     "max_tokens": _integer(1),
@@ -133,7 +134,7 @@ SAMPLING_CHECKS: dict[str, Check] = {
     "top_k": _optional(_integer(0, note=" (0: no limit)")),
     "top_p": _optional(_number(0, 1)),
     "min_p": _optional(_number(0, 1)),
-    "repetition_penalty": _number(1 / MOST, MOST),
+    "repetition_penalty": _number(1 / MOST_FACTOR, MOST_FACTOR),
     "presence_penalty": ADDED,
     "frequency_penalty": ADDED,
     "logit_bias": (

@@ -30,6 +30,12 @@ def test_another_interpreter_under_the_name_python3_is_refused(tmp_path):
         preflight.check_interpreter(str(tmp_path / "python3.99"))
 
 
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])
+def test_a_grace_that_is_no_time_is_refused(tmp_path, seconds):
+    with pytest.raises(ServeError, match=rf"drain_seconds={seconds} is not in 0\.\.86400"):
+        ServeOptions(tmp_path, drain_seconds=seconds)
+
+
 def test_ports():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
