@@ -24,8 +24,10 @@ def test_drafts_take_what_nothing_else_wants_of_the_budget() -> None:
 def test_tokens_that_run_again_come_before_drafts() -> None:
     scheduler = make_scheduler(tokens=6, drafts=4)
     scheduler.add(make_sequence("a", 3, 40, drafter=Drafter(wrong=True)))
-    scheduler.add(make_sequence("b", 3, 40, drafter=Drafter()))
+    other = make_sequence("b", 3, 40, drafter=Drafter())
+    scheduler.add(other)
     assert [run(scheduler) for _ in range(3)] == [{"a": 3, "b": 3}, {"a": 5, "b": 1}, {"a": 2, "b": 4}]
+    assert len(other.output_ids) == 1 + 1 + 4
 
 
 def test_drafts_do_not_go_beyond_the_end() -> None:
