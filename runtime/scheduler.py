@@ -164,13 +164,13 @@ class Scheduler:
         """Rows of one token first; then those with drafts, or with tokens to run again because drafts were wrong."""
         spare = self.limits.max_num_tokens - len(sequences)
         for_drafts = min(spare, DRAFT_ROWS - len(sequences)) - wanted - bool(self.waiting)
-        longer = []
+        longer, is_ready = [], self.caches.is_ready
         for sequence in sequences:
-            if not sequence.running:
+            if sequence.row < 0:
                 continue
             if sequence.total - sequence.computed > 1:
                 longer.append(sequence)
-            elif self.caches.is_ready(sequence) or self._is_ready(plan, sequence, 1):
+            elif is_ready(sequence) or self._is_ready(plan, sequence, 1):
                 if sequence.drafter is not None and self._draft(sequence, for_drafts):
                     for_drafts -= len(sequence.drafts)
                     longer.append(sequence)
