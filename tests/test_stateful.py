@@ -105,20 +105,18 @@ class EngineMachine(RuleBasedStateMachine):
         prompt = (*earlier.request.prompt_ids, *earlier.expected[0].token_ids[:part])[: LONGEST - params.max_tokens]
         self.submit(Request("", prompt, params, cache_salt=earlier.request.cache_salt))
 
-    @rule(count=st.integers(1, 6))
-    def step(self, count: int) -> None:
+    @rule(count=st.integers(1, 6), impatient=st.sampled_from([False, False, True]))
+    def step(self, count: int, impatient: bool) -> None:
+        """`impatient`: clients abort what is preempted."""
         for _ in range(count):
             self._step()
+            for name in self._preempted() if impatient else ():
+                self._cancel(name, False)
 
     @precondition(lambda self: self.live)
     @rule(which=st.integers(0, 10**6), at_once=st.booleans())
     def cancel(self, which: int, at_once: bool) -> None:
-        name = list(self.live)[which % len(self.live)]
-        self.live[name].cancelled = True
-        self.engine.cancel(name)
-        if at_once:
-            self._step()
-            assert name not in self.live
+        self._cancel(list(self.live)[which % len(self.live)], at_once)
 
     @invariant()
     def count_operations(self) -> None:
@@ -154,6 +152,16 @@ class EngineMachine(RuleBasedStateMachine):
         for usage, count in usages:
             assert (usage["used"], usage["promised"]) == (0, 0)
             assert usage["free"] + usage["cached"] == count - 1
+
+    def _preempted(self) -> list[str]:
+        return [sequence.request.id for sequence in self.engine._scheduler.waiting if sequence.output_ids]
+
+    def _cancel(self, name: str, at_once: bool) -> None:
+        self.live[name].cancelled = True
+        self.engine.cancel(name)
+        if at_once:
+            self._step()
+            assert name not in self.live
 
     def _break(self, batch: StepBatch) -> None:
         self.runner.batches.clear()
@@ -195,8 +203,8 @@ def test_every_answer_is_the_lone_one_whatever_happens(case: str) -> None:
     for _ in range(5):  # until it has shown what it should
         run_state_machine_as_test(
             lambda: EngineMachine(small),
-            settings=settings(max_examples=8, stateful_step_count=100, deadline=None, print_blob=True),
+            settings=settings(max_examples=13, stateful_step_count=100, deadline=None, print_blob=True),
         )
-        if TOTALS["operations"] >= 700 and all(TOTALS[name] for name in covered):
+        if TOTALS["operations"] >= 1_000 and all(TOTALS[name] for name in covered):
             return
     pytest.fail(f"too little has happened: {TOTALS}")
