@@ -44,7 +44,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     one = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     one.add_argument("--json", action="store_true", help="print one JSON object on standard output")
     one.add_argument(
-        "--threads", type=int, default=os.cpu_count(), help="compute threads (all); with 1, time is CPU time"
+        "--threads", type=int, default=1, help="compute threads (1); with more, time is not CPU time but wall time"
     )
     one.add_argument("--repeats", type=int, default=3, help="runs of each kind, in turn (3); medians are shown")
     return one

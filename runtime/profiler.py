@@ -125,7 +125,7 @@ def profile_ranges(
             pages=tuple(
                 GroupBytes(group, held.pages[group] * info.page_size * size / held.asked)
                 for group, size in memory.kv_bytes_per_token.items()
-                if held.asked
+                if held.pages[group]
             ),
             state_bytes=memory.state_bytes,
             peak_chunk_bytes=max(peak_bytes() - base, 0),

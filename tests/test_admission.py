@@ -34,7 +34,7 @@ def profile(least: int, bytes_per_token: float, group: str = "full") -> Profile:
 
 
 lengths = st.integers(1, 2000)
-rates = st.none() | st.builds(profile, st.integers(0, 11).map(lambda bits: 1 << bits), st.floats(0, 50))
+rates = st.none() | st.builds(profile, st.integers(0, 11).map(lambda bits: 1 << bits), st.floats(1e-6, 50))
 
 
 @given(lengths, lengths, rates, st.sampled_from(["full", "window", "head"]))
