@@ -94,7 +94,7 @@ class PageTables:
         """Let others find the pages that have become full; `sequence.keys` has theirs."""
         for i in range(sequence.registered // self.page_size, sequence.computed // self.page_size):
             for pool, holding in zip(self.pools, sequence.holdings, strict=True):
-                if holding.start <= i < len(holding.pages):
+                if i < len(holding.pages):
                     pool.register(holding.pages[i], sequence.keys[i])
         sequence.registered = sequence.computed // self.page_size * self.page_size
 
