@@ -61,6 +61,10 @@ class ServeOptions:
         return {"http_port": self.http_port, "grpc_port": self.grpc_port, "metrics_port": self.metrics_port}
 
 
+class DiedError(ServeError):
+    """A process ended while it started."""
+
+
 class StoppedError(Exception):
     """The server was asked to stop while something was waited for."""
 
@@ -116,9 +120,7 @@ class Processes:
         elif not self.engine_ready and self._engine_answers():
             self._report("the engine is back")
         if trouble := self._triton_trouble():
-            self._spend_restart(trouble)
-            self._end_triton(grace_seconds=0)
-            self._start_triton()
+            self._restart_triton(trouble)
             self._report("tritonserver is back")
 
     def close(self) -> None:
@@ -154,6 +156,18 @@ class Processes:
         self._wait_for("triton", lambda: triton.answers(self.ports["http_port"], "/v2/health/ready"))
         self._stubs = triton.stubs(self.triton)
 
+    def _restart_triton(self, trouble: str) -> None:
+        """Start tritonserver again, also if it dies while it starts, as often as restarts are left."""
+        started = False
+        while not started:
+            self._spend_restart(trouble)
+            self._end_triton(grace_seconds=0)
+            try:
+                self._start_triton()
+                started = True
+            except DiedError as error:
+                trouble = str(error)
+
     def _triton_trouble(self) -> str | None:
         assert self.triton
         if how := self.triton.ended:
@@ -178,7 +192,7 @@ class Processes:
             child = self.engine if name == "engine" else self.triton
             assert child
             if how := child.ended:
-                raise ServeError(f"{child.name} {how}{_because(child)} (log: {child.log})")
+                raise DiedError(f"{child.name} {how}{_because(child)} (log: {child.log})")
             now = time.monotonic()
             if name == "triton" and now - start > TRITON_START_SECONDS:
                 raise ServeError(f"tritonserver is not ready after {TRITON_START_SECONDS:g} s (log: {child.log})")

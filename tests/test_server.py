@@ -560,6 +560,15 @@ def test_a_killed_process_ends_the_streams_and_comes_back(server, grpc, offline,
     assert server.processes.state.shm_prefix
 
 
+def test_a_tritonserver_that_is_killed_while_it_starts_comes_back(server, offline):
+    for _ in range(2):
+        before = server.processes.triton.pid
+        os.kill(before, signal.SIGKILL)
+        until(lambda before=before: server.processes.triton.pid != before, 10)
+    os.kill(server.processes.triton.pid, signal.SIGKILL)
+    assert comes_back(server, offline) < 20
+
+
 def test_while_the_engine_is_away_requests_are_refused_at_once(server, offline):
     os.kill(server.processes.engine.pid, signal.SIGKILL)
     start = time.monotonic()
