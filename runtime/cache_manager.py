@@ -122,7 +122,7 @@ class CacheManager:
             return None
         if self.states is not None:
             self.states.share(leader, follower)
-        follower.keys, follower.registered = list(leader.keys), leader.registered
+        follower.keys = list(leader.keys)
         self._enter(follower, leader.computed)
         return copies
 
@@ -146,11 +146,11 @@ class CacheManager:
         """Give a swapped sequence as many pages as it had, and a slot, for the runner to write its copy to."""
         swapped = sequence.swapped
         assert swapped is not None
-        if not self._has_room() or not self.pages.begin(sequence, 0, [(start, ()) for start in swapped.starts]):
+        pages = [(start, ()) for start in swapped.starts]
+        if not self._has_room() or not self.pages.begin(sequence, sequence.computed, pages):
             return None
         for pool, holding in zip(self.pools, sequence.holdings, strict=True):
             pool.take(holding, len(swapped.pages[pool.group]))
-        sequence.registered = sequence.computed // self.pages.page_size * self.pages.page_size
         if self.states is not None:
             self.states.begin(sequence, tokens=sequence.computed)
         self.drop_swapped(sequence)

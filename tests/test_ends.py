@@ -13,6 +13,7 @@ from tokenizers_for_tests import byte_level, wrapped
 
 from hybridtrt.plugins.step import StepBatch
 from hybridtrt.runtime.engine import Engine
+from hybridtrt.runtime.guided import Guide
 from hybridtrt.runtime.request import Request, SamplingParams
 from hybridtrt.runtime.runner import Costs
 from hybridtrt.runtime.tokenizer import Tokenizer
@@ -126,6 +127,22 @@ def test_an_answer_that_is_cut_off_has_the_text_of_all_its_tokens(how: str, inte
         client.step()
         (result,) = client.results("a")
         assert (result.finish_reason, result.token_ids, result.text) == (how, whole.token_ids, whole.text)
+
+
+def test_masks_are_begun_before_the_step_and_waited_for_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    def watch(name: str) -> None:
+        method = getattr(Guide, name)
+        monkeypatch.setattr(Guide, name, lambda guide: (events.append(name), method(guide))[1])
+
+    watch("start")
+    watch("mask")
+    engine = Engine(NullRunner(TEXT_INFO, on_step=lambda batch: events.append("step")), TOKENIZER)
+    params = SamplingParams(max_tokens=4, guide_type="regex", guide="[a-z]{9}", min_tokens=4)
+    engine.generate([Request("a", (5, 6), params)])
+    assert events == ["start", "step", "mask"] * 4
+    engine.close()
 
 
 @pytest.mark.parametrize("ignore_eos", [True, False])

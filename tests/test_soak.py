@@ -60,7 +60,7 @@ def soak() -> dict[str, object]:
             engine.submit(request)
             live.add(request.id)
             submitted += 1
-            if rng.random() < 0.3:
+            if rng.random() < 0.45:
                 doomed[request.id] = steps + rng.randint(0, 12)
             if submitted == WARM_UP:
                 gc.collect()
@@ -86,7 +86,7 @@ def test_memory_is_flat_and_nothing_leaks() -> None:
     ends, statistics = report["ends"], report["statistics"]
     assert sum(ends.values()) == REQUESTS
     assert set(ends) == {"stop", "length", "cancelled"}
-    assert 0.1 * REQUESTS < ends["cancelled"] < 0.3 * REQUESTS  # the others ended before they were aborted
+    assert 0.3 * REQUESTS < ends["cancelled"] < 0.45 * REQUESTS  # the others ended before they were aborted
     assert report["after"] < 1.02 * report["before"]
     assert statistics["running"] == statistics["waiting"] == 0
     usages = [(statistics["slots"], SLOTS), *((statistics["pages"][group], PAGES[group]) for group in PAGES)]

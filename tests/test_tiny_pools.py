@@ -63,9 +63,6 @@ class Prompter:
             drafts[self._random.randrange(len(drafts))] = self._random.randrange(VOCAB)
         return drafts
 
-    def record(self, proposed: int, accepted: int) -> None:
-        pass
-
 
 @pytest.mark.parametrize("how", PREEMPTION)
 @pytest.mark.parametrize("kind", KINDS)
