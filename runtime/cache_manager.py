@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from hybridtrt.plugins.caches import StateSpec
+from hybridtrt.converters.memory import cache_memory
 from hybridtrt.runtime.admission import Admission
 from hybridtrt.runtime.page_tables import Copies, PageTables
 from hybridtrt.runtime.pages import PagePool
@@ -36,10 +36,10 @@ class CacheManager:
     """
 
     def __init__(self, info: RunnerInfo, options: CacheOptions, admission: Admission) -> None:
-        states = [spec for spec in info.caches if isinstance(spec, StateSpec)]
+        state_bytes = cache_memory(info.caches).state_bytes
         self.options = options
         self.pages = PageTables(info, options.reserve, admission)
-        self.states = States(info.num_slots, sum(spec.bytes_per_slot for spec in states)) if states else None
+        self.states = States(info.num_slots, state_bytes) if state_bytes else None
         self.prefixes = PrefixCache(self.pools, self.slots, info.page_size, options.snapshot_interval)
         self.swap = SwapSpace(options.swap_bytes)
         self.changed: list[tuple[Sequence, bool]] = []  # whose block tables changed, and whether their rows are new

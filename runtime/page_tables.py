@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-from hybridtrt.plugins.caches import PageSpec
+from hybridtrt.converters.memory import cache_memory
 from hybridtrt.runtime.admission import Admission
 from hybridtrt.runtime.pages import PagePool
 from hybridtrt.runtime.runner import RunnerInfo
@@ -18,20 +18,17 @@ class PageTables:
     """`reserve`: a sequence begins only with a promise of all pages that it may ever need."""
 
     def __init__(self, info: RunnerInfo, reserve: bool, admission: Admission) -> None:
-        specs = {spec.group: spec for spec in info.caches if isinstance(spec, PageSpec)}
-        missing = [group for group in specs if group not in info.num_pages]
+        groups = cache_memory(info.caches).groups
+        missing = [name for name in groups if name not in info.num_pages]
         if missing:
             raise ValueError(f"num_pages={dict(info.num_pages)} lacks page groups {missing}")
         self.pools = [
-            PagePool(group, info.num_pages[group], info.page_size, spec.window, spec.limit, info.max_num_tokens)
-            for group, spec in specs.items()
+            PagePool(name, info.num_pages[name], info.page_size, group.window, group.limit, info.max_num_tokens)
+            for name, group in groups.items()
         ]
         self.page_size = info.page_size
         self._reserve, self._admission = reserve, admission
-        self._page_bytes = [
-            info.page_size * sum(s.bytes_per_token for s in info.caches if isinstance(s, PageSpec) and s.group == group)
-            for group in specs
-        ]
+        self._page_bytes = [info.page_size * group.bytes_per_token for group in groups.values()]
 
     def check_fits(self, tokens: int) -> None:
         """Raise `ValueError` when `tokens` tokens do not fit even into empty pools."""
