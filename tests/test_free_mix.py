@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from checkpoints import TINY, random_model, save, tiny_model
 from engines import make_engine, oracle_logits, relative_error, tiny_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridtrt.build.engine import ENGINE_FILE, read_engine_config
 from hybridtrt.build.network import build_program
+from hybridtrt.converters.checkpoint import open_weights
 from hybridtrt.converters.config import ModelConfig
 from hybridtrt.converters.describe import describe
 from hybridtrt.converters.families.hybridtrt_free_mix import FAMILY
@@ -26,9 +29,10 @@ from hybridtrt.converters.memory import PageGroup, PoolLimits, cache_memory, pla
 from hybridtrt.plugins.caches import PageSpec
 from hybridtrt.runtime.engine import Engine
 from hybridtrt.runtime.forward import full_logits
-from hybridtrt.runtime.load import load_runner
+from hybridtrt.runtime.load import RuntimeOptions, load_runner, runner_info
 from hybridtrt.runtime.pages import PagePool
 from hybridtrt.runtime.request import Request, SamplingParams
+from hybridtrt.runtime.torch_runner import TorchRunner
 
 OWN = "hybridtrt_free_mix.own"
 PLAIN = {"vocab_size": 96, "hidden_size": 32, "max_position_embeddings": 256}
@@ -90,17 +94,39 @@ BRANCHES: dict[str, list[dict[str, Any] | None]] = {
 }
 
 
-@given(
-    layers=st.lists(
-        st.fixed_dictionaries({**{key: st.sampled_from(BRANCHES[key]) for key in BRANCHES}, "parallel": st.booleans()}),
-        min_size=1,
-        max_size=4,
-    ),
-    chunk=st.integers(1, 9),
+LAYERS = st.lists(
+    st.fixed_dictionaries({**{key: st.sampled_from(BRANCHES[key]) for key in BRANCHES}, "parallel": st.booleans()}),
+    min_size=1,
+    max_size=4,
 )
+
+
+def mixed(layers: list[dict[str, Any]]) -> Any:
+    return random_model("hybridtrt_free_mix", PLAIN | {"ropes": [{"dim": 6}], "layers": layers})
+
+
+@given(layers=LAYERS, chunk=st.integers(1, 9))
 @settings(max_examples=15, deadline=None)
 def test_any_mix_equals_the_plain_definitions(layers: list[dict[str, Any]], chunk: int) -> None:
-    model = random_model("hybridtrt_free_mix", PLAIN | {"ropes": [{"dim": 6}], "layers": layers})
+    """In float64, where nothing but the definitions can differ; logits come back in float32."""
+    model = mixed(layers)
+    ids = np.random.default_rng(chunk).integers(0, 96, 37).tolist()
+    with tempfile.TemporaryDirectory() as folder:
+        engine = make_engine(save(model, Path(folder) / "model"))
+        config = read_engine_config(engine)
+        program, stored = config.program(), open_weights(engine / ENGINE_FILE, config.model)
+        weights = {name: stored.get_tensor(name) for name in program.weights}
+        runner = TorchRunner(program, weights, runner_info(config, RuntimeOptions()), dtype=torch.float64)
+    expected = oracle_logits(model.double(), ids)
+    for size in (None, chunk):
+        assert relative_error(full_logits(runner, ids, size), expected) < 1e-6
+
+
+@given(layers=LAYERS, chunk=st.integers(1, 9))
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_mixes_in_float32(layers: list[dict[str, Any]], chunk: int) -> None:
+    """The same mixes each time: of random ones some round to more, the oracle's own float32 among them."""
+    model = mixed(layers)
     ids = np.random.default_rng(chunk).integers(0, 96, 37).tolist()
     with tempfile.TemporaryDirectory() as folder:
         runner = load_runner(make_engine(save(model, Path(folder) / "model")))
