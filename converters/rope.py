@@ -76,8 +76,8 @@ def read_rope(
     if partial is not None or kind != "default":
         keys = section if "partial_rotary_factor" in section.values else hf
         portion = keys.number("partial_rotary_factor", 1.0 if partial is None else partial)
-    rotary_dim = int(head_dim * portion)
-    if not 0 < rotary_dim <= head_dim:
+    rotary_dim = int(head_dim * portion) if 0 < portion <= 1 else 0
+    if rotary_dim == 0:
         raise ValueError(
             f"partial_rotary_factor={portion}: expected a part of head_dim={head_dim} in (0, 1] ({hf.source})"
         )
@@ -157,7 +157,7 @@ def _yarn(rope: _Rope) -> _Table:
         rope.rotary_dim * math.log(rope.original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
         for rotations in (rope.optional("beta_fast") or 32.0, rope.optional("beta_slow") or 1.0)
     )
-    if rope.section.flag("truncate", True):
+    if rope.section.flag("truncate", True) and math.isfinite(low) and math.isfinite(high):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.rotary_dim - 1)
     pairs = torch.arange(rope.rotary_dim // 2, dtype=torch.float64)

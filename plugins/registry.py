@@ -28,7 +28,8 @@ ROOMS = (
     "selective_scan",
     "ssd",
 )
-WALKERS = ("reference", "cpu")
+MODULES = {"reference": "reference", "torch": "vectorized"}  # of the kernels in torch, by walker
+WALKERS = (*MODULES, "cpu")
 
 
 @cache
@@ -53,10 +54,17 @@ def op_spec(name: str) -> OpSpec:
 
 
 def kernel(name: str, walker: str) -> Callable[..., Any]:
-    """The function of `walker` (one of `WALKERS`) that computes an operator."""
+    """The function of `walker` (one of `WALKERS`) that computes an operator.
+
+    `reference` is the definition, `torch` the vectorised form of it, `cpu` the C++ kernel.
+    """
     if walker not in WALKERS:
         raise ValueError(f"walker {walker!r} is not known; known: {', '.join(WALKERS)}")
-    op_spec(name)
-    module = importlib.import_module(f"hybridtrt.plugins.{_index()[name][1]}.{walker}")
+    spec, room = op_spec(name), _index()[name][1]
+    if walker == "cpu":
+        from hybridtrt.plugins.native.one_op import native_kernel
+
+        return native_kernel(spec)
+    module = importlib.import_module(f"hybridtrt.plugins.{room}.{MODULES[walker]}")
     function: Callable[..., Any] = getattr(module, name)
     return function

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Dim = int | str  # symbolic: "T" tokens of the step, "R" rows that want logits
@@ -48,7 +48,7 @@ class OpSpec:
     do not fit; `flops(inputs, weights, attributes, load)` counts floating point operations, and `rows_read`, with the
     same arguments, the rows of each weight that are read, where that is not all of them. `aliases` maps an output
     index to the input index whose memory it may reuse. `step_inputs` names the arrays of the step contract that the
-    kernel reads besides its operands.
+    kernel reads besides its operands. `choices` lists the names that an attribute may have, where it is a name.
     """
 
     name: str
@@ -63,6 +63,7 @@ class OpSpec:
     step_inputs: tuple[str, ...] = ()
     aliases: tuple[tuple[int, int], ...] = ()
     rows_read: Count | None = None
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def require(condition: bool, message: str) -> None:

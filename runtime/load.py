@@ -33,7 +33,7 @@ class RuntimeOptions:
 
     threads: int | None = None
     kv_cache_tokens: int | None = None
-    walker: str = "cpu"
+    walker: str = "torch"
     enable_block_reuse: bool = True
     prefix_cache_bytes: int | None = None
     max_draft_tokens: int = 0

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridtrt.plugins.sample import Sampled, SampleParams
-from hybridtrt.plugins.sample.cpu import largest, sample
+from hybridtrt.plugins.sample.vectorized import largest, sample
 from hybridtrt.plugins.sample.reference import greedy, log_normalizer
 from hybridtrt.runtime.logits_processors import FORBIDDEN
 from hybridtrt.runtime.request import SamplingParams, TopLogProbs

@@ -1,4 +1,4 @@
-"""Walks the program with torch kernels: the `reference` definitions or the vectorised `cpu` ones."""
+"""Walks the program with torch kernels: the `reference` definitions or the vectorised `torch` ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TorchRunner:
         program: Program,
         weights: Mapping[str, Tensor],
         info: RunnerInfo,
-        walker: str = "cpu",
+        walker: str = "torch",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self._info = info

@@ -21,8 +21,8 @@ from hybridtrt.plugins.caches import PageSpec, StateSpec
 from hybridtrt.plugins.chunked import CHUNK
 from hybridtrt.plugins.program import Program
 from hybridtrt.plugins.ragged import Step
-from hybridtrt.plugins.registry import WALKERS, kernel, op_names, op_spec
-from hybridtrt.plugins.selective_scan.cpu import CHUNK as SCAN_CHUNK
+from hybridtrt.plugins.registry import MODULES, WALKERS, kernel, op_names, op_spec
+from hybridtrt.plugins.selective_scan.vectorized import CHUNK as SCAN_CHUNK
 from hybridtrt.plugins.spec import Load, TensorSpec
 from hybridtrt.plugins.step import StepBatch
 
@@ -499,7 +499,7 @@ def test_experts_and_router(tokens: int, num_experts: int, seed: int, data: st.D
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("walker", WALKERS)
+@pytest.mark.parametrize("walker", MODULES)
 @pytest.mark.parametrize("op", op_names())
 def test_kernel_takes_what_the_spec_declares(op: str, walker: str) -> None:
     """Positional step and inputs, then weights, caches and attributes by name, and nothing else."""

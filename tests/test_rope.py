@@ -113,6 +113,7 @@ LLAMA3 = MappingProxyType({"rope_type": "llama3", "factor": 8.0, "low_freq_facto
         ({"rope_type": "longrope", "short_factor": [1, 1, 1], "long_factor": [1] * 4}, "a list of 4 finite numbers"),
         ({"rope_type": "longrope", "short_factor": [1, 1, 1, 0], "long_factor": [1] * 4}, "short_factor"),
         ({"rope_type": "proportional", "partial_rotary_factor": 0}, "partial_rotary_factor=0.0"),
+        ({"rope_type": "linear", "factor": 2, "partial_rotary_factor": 1e308}, "partial_rotary_factor=1e\\+308"),
         ({"rope_theta": 5e-324}, "rope_theta=5e-324: expected frequencies in float32"),
         ({"full_attention": {"rope_type": "default"}}, "rope parameters of full_attention: expected those of the"),
     ],

@@ -15,7 +15,7 @@ from null_runner import null_info
 from numpy.typing import NDArray
 
 from hybridtrt.build.engine import BuildConfig, EngineConfig, read_engine_config
-from hybridtrt.plugins.pointwise import cpu as pointwise_cpu
+from hybridtrt.plugins.pointwise import vectorized as pointwise_kernels
 from hybridtrt.plugins.ragged import Step
 from hybridtrt.plugins.step import StepBatch
 from hybridtrt.runtime.forward import full_logits, prefill_steps
@@ -178,7 +178,7 @@ def test_values_are_gone_when_nothing_reads_them(monkeypatch: pytest.MonkeyPatch
         alive.append(sum(found.shape[:1] == (37,) for found in tensors))
         return x[step.logits_indices]
 
-    monkeypatch.setattr(pointwise_cpu, "gather_rows", gather_rows)
+    monkeypatch.setattr(pointwise_kernels, "gather_rows", gather_rows)
     runner = load_runner(tiny_engine(FAMILY))
     full_logits(runner, IDS[:37])
     assert isinstance(runner, TorchRunner)
@@ -193,9 +193,9 @@ def test_float64_holds_states_and_pages_too() -> None:
     np.testing.assert_allclose(pieces, whole, rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("walker", ["torch", "triton"])
+@pytest.mark.parametrize("walker", ["onnx", "triton"])
 def test_a_walker_that_is_not_known(walker: str) -> None:
-    with pytest.raises(ValueError, match=f"walker '{walker}' is not known; known: reference, cpu"):
+    with pytest.raises(ValueError, match=f"walker '{walker}' is not known; known: reference, torch, cpu"):
         load_runner(tiny_engine(FAMILY), RuntimeOptions(walker=walker))
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from transformers_logits import transformers_logits
 
-from hybridtrt.plugins.sample import SampleParams, cpu, reference
+from hybridtrt.plugins.sample import SampleParams, reference, vectorized
 from hybridtrt.plugins.sample.philox import philox, uniform
 from hybridtrt.plugins.sample.reference import greedy, log_normalizer
 from hybridtrt.runtime.answer import Answer
@@ -24,7 +24,7 @@ from hybridtrt.runtime.request import Request, SamplingParams
 from hybridtrt.runtime.sampler import choose, prompt_log_probs, temperature_of
 from hybridtrt.runtime.sequence import Sequence
 
-WALKERS = [reference, cpu]
+WALKERS = [reference, vectorized]
 
 
 def make_params(
@@ -136,7 +136,7 @@ def test_the_fast_form_chooses_as_the_definition_does(seed: int, size: int, ties
         positions=rng.integers(0, 10_000, 32),
     )
     logits = np.round(logits, 1) if ties else logits
-    assert np.array_equal(cpu.sample(logits, params).tokens, reference.sample(logits, params).tokens)
+    assert np.array_equal(vectorized.sample(logits, params).tokens, reference.sample(logits, params).tokens)
 
 
 @pytest.mark.parametrize("walker", WALKERS)

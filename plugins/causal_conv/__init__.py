@@ -36,5 +36,6 @@ SPECS = (
         step_inputs=("cu_seqlens", "state_src", "state_dst"),
         infer=_infer,
         flops=_flops,
+        choices={"activation": ("silu",)},
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hybridtrt.plugins.pointwise import check_activation
+from hybridtrt.plugins.pointwise import GATED_ACTIVATIONS, check_activation
 from hybridtrt.plugins.spec import Load, OpSpec, TensorSpec, require
 
 
@@ -52,5 +52,6 @@ SPECS = (
         infer=_infer,
         flops=_flops,
         rows_read=_experts_read,
+        choices={"activation": GATED_ACTIVATIONS},
     ),
 )

@@ -52,5 +52,6 @@ SPECS = (
         step_inputs=("cu_seqlens", "state_src", "state_dst"),
         infer=_infer,
         flops=_flops,
+        choices={"rule": RULES},
     ),
 )

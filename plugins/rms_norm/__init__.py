@@ -31,5 +31,6 @@ SPECS = (
         attributes=("eps", "gate_first", "gate_kind"),
         infer=_infer,
         flops=per_element(5),
+        choices={"gate_kind": GATES},
     ),
 )

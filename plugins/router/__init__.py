@@ -49,5 +49,6 @@ SPECS = (
         ),
         infer=_infer,
         flops=per_element(4),
+        choices={"scoring": SCORINGS, "group_score": GROUP_SCORES},
     ),
 )

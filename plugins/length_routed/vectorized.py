@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hybridtrt.plugins.attention.cpu import attention
+from hybridtrt.plugins.attention.vectorized import attention
 from hybridtrt.plugins.chunked import linear_recurrence
 from hybridtrt.plugins.length_routed.reference import features, with_ones
 from hybridtrt.plugins.ragged import Step

@@ -1,0 +1,394 @@
+// Runs a program: one call a step, its nodes one after another, each by all threads together.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "kernel.h"
+
+#define HT_API __attribute__((visibility("default")))
+
+namespace hybridtrt {
+
+#define KERNEL(name) #name,
+static const char* const NAMES[] = {
+#include "kernels.def"
+};
+#undef KERNEL
+constexpr int NUM_KERNELS = sizeof(NAMES) / sizeof(NAMES[0]);
+
+namespace base {
+extern const Kernel TABLE[];
+}
+#if defined(HT_X86)
+namespace avx2 {
+extern const Kernel TABLE[];
+}
+namespace avx512 {
+extern const Kernel TABLE[];
+}
+#endif
+
+enum Isa { BASE = 0, AVX2 = 1, AVX512 = 2 };
+
+static bool supported(int isa) {
+  if (isa == BASE) return true;
+#if defined(HT_X86)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  if (isa == AVX2) return avx2;
+  if (isa == AVX512)
+    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni");
+#endif
+  return false;
+}
+
+static const Kernel* table(int isa) {
+#if defined(HT_X86)
+  if (isa == AVX2) return avx2::TABLE;
+  if (isa == AVX512) return avx512::TABLE;
+#endif
+  return base::TABLE;
+}
+
+static void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+// Memory that only grows; what was in it is lost when it does.
+struct Buffer {
+  char* data = nullptr;
+  size_t bytes = 0;
+
+  Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { std::free(data); }
+
+  char* at_least(size_t wanted) {
+    if (wanted > bytes) {
+      constexpr size_t huge = 1 << 21;
+      const size_t alignment = wanted >= huge ? huge : 64;
+      wanted = (wanted + alignment - 1) / alignment * alignment;
+      std::free(data);
+      data = static_cast<char*>(std::aligned_alloc(alignment, wanted));
+      if (!data) {
+        bytes = 0;
+        throw std::bad_alloc();
+      }
+#if defined(__linux__)
+      if (alignment == huge) madvise(data, wanted, MADV_HUGEPAGE);
+#endif
+      bytes = wanted;
+    }
+    return data;
+  }
+};
+
+constexpr int SPINS = 4096;  // before a waiting thread gives its core away: some tens of microseconds
+
+struct Shared {
+  explicit Shared(int threads) : threads(threads), scratch(size_t(threads)) {}
+
+  const int threads;
+  std::atomic<int> arrived{0};
+  std::atomic<uint64_t> round{0};
+  std::atomic<int64_t> counters[3] = {{0}, {0}, {0}};
+  std::vector<Buffer> scratch;
+  Buffer workspace;
+  bool poison = false;
+};
+
+void team_wait(Team& team) {
+  Shared& s = *team.shared;
+  if (team.size == 1) return;
+  const uint64_t round = s.round.load(std::memory_order_relaxed);
+  if (s.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == team.size) {
+    s.arrived.store(0, std::memory_order_relaxed);
+    s.round.store(round + 1, std::memory_order_release);
+    return;
+  }
+  for (int spins = 0; s.round.load(std::memory_order_acquire) == round; ++spins) {
+    if (spins < SPINS)
+      pause();
+    else
+      std::this_thread::yield();
+  }
+}
+
+static void fill_nan(char* data, size_t bytes) {
+  std::fill_n(reinterpret_cast<float*>(data), bytes / 4, std::numeric_limits<float>::quiet_NaN());
+}
+
+void* team_scratch(Team& team, size_t bytes) {
+  Buffer& buffer = team.shared->scratch[size_t(team.rank)];
+  buffer.at_least(bytes);
+  if (team.shared->poison) fill_nan(buffer.data, buffer.bytes);
+  return buffer.data;
+}
+
+void* team_workspace(Team& team, size_t bytes) {
+  Shared& s = *team.shared;
+  if (bytes > team.workspace_bytes || s.poison) {
+    team_wait(team);
+    if (team.rank == 0) {
+      s.workspace.at_least(bytes);
+      if (s.poison) fill_nan(s.workspace.data, s.workspace.bytes);
+    }
+    team.workspace_bytes = std::max(team.workspace_bytes, bytes);
+    team_wait(team);
+  }
+  return s.workspace.data;
+}
+
+int64_t team_take(Team& team) { return team.shared->counters[team.turns % 3].fetch_add(1, std::memory_order_relaxed); }
+
+void team_finish(Team& team) {
+  team_wait(team);
+  // Nobody counts here again before the threads have met twice more.
+  if (team.rank == 0) team.shared->counters[team.turns % 3].store(0, std::memory_order_relaxed);
+  ++team.turns;
+}
+
+enum Space : int64_t { TOKENS = 0, LOGIT_ROWS = 1, INPUT_IDS = 2, POSITIONS = 3, OUTPUT = 4, EXTERNAL_T = 5, EXTERNAL_R = 6 };
+
+extern "C" {
+
+// A value as a window of the arena: `offset` and `column` are numbers; a buffer of n rows begins at n * offset. Where
+// it lies outside the arena, `offset` is its address.
+struct HtOperand {
+  int64_t space, offset, column, row_stride, rank, dims[3];
+};
+
+struct HtNode {
+  const char* op;
+  int64_t num_inputs, num_outputs, num_weights, num_caches, num_attributes;
+  const HtOperand *inputs, *outputs;
+  const Weight* weights;
+  const Cache* caches;
+  const double* attributes;
+};
+
+struct HtOptions {
+  int64_t threads, isa, poison, token_width, logits_width;  // widths: numbers of the arena for each row of either kind
+};
+}
+
+struct Node {
+  Kernel kernel;
+  std::vector<HtOperand> inputs, outputs;
+  std::vector<Weight> weights;
+  std::vector<Cache> caches;
+  std::vector<double> attributes;
+  std::vector<Tensor> tensors;  // the operands in this step: inputs, then outputs
+  Call call;
+  int64_t nanoseconds = 0;
+};
+
+struct Program {
+  explicit Program(const HtOptions& options)
+      : options(options), shared(int(options.threads)), teams(size_t(options.threads)) {
+    shared.poison = options.poison != 0;
+    for (int i = 0; i < shared.threads; ++i) teams[size_t(i)] = Team{i, shared.threads, &shared, 0, nullptr, 0, 0};
+    for (int i = 1; i < shared.threads; ++i) workers.emplace_back([this, i] { work(i); });
+  }
+
+  ~Program() {
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      stopping = true;
+      job.fetch_add(1, std::memory_order_release);
+    }
+    wake.notify_all();
+    for (auto& worker : workers) worker.join();
+  }
+
+  void work(int rank) {
+    uint64_t done = 0;
+    for (;;) {
+      for (int spins = 0; spins < SPINS && job.load(std::memory_order_acquire) == done; ++spins) pause();
+      if (job.load(std::memory_order_acquire) == done) {
+        std::unique_lock<std::mutex> lock(mutex);
+        wake.wait(lock, [&] { return job.load(std::memory_order_acquire) != done; });
+      }
+      ++done;
+      if (stopping) return;
+      run_nodes(rank);
+    }
+  }
+
+  void run_nodes(int rank) {
+#if defined(__x86_64__)
+    const unsigned control = _mm_getcsr();
+    _mm_setcsr(control | 0x8040);  // states that fade away would crawl through denormal numbers
+#endif
+    Team& team = teams[size_t(rank)];
+    auto before = std::chrono::steady_clock::now();
+    for (auto& node : nodes) {
+      node.kernel(step, node.call, team);
+      team_wait(team);
+      if (profiling && rank == 0) {
+        const auto after = std::chrono::steady_clock::now();
+        node.nanoseconds += std::chrono::duration_cast<std::chrono::nanoseconds>(after - before).count();
+        before = after;
+      }
+    }
+#if defined(__x86_64__)
+    _mm_setcsr(control);
+#endif
+  }
+
+  void bind(const HtOperand& o, Tensor& t) {
+    t.rows = o.space == LOGIT_ROWS || o.space == OUTPUT || o.space == EXTERNAL_R ? step.num_logits : step.num_tokens;
+    t.row_stride = o.row_stride;
+    t.rank = o.rank;
+    std::copy(o.dims, o.dims + 3, t.dims);
+    float* tokens = reinterpret_cast<float*>(arena.data);
+    switch (o.space) {
+      case TOKENS: t.data = tokens + o.offset * step.num_tokens + o.column; break;
+      case LOGIT_ROWS:
+        t.data = tokens + options.token_width * step.num_tokens + o.offset * step.num_logits + o.column;
+        break;
+      case INPUT_IDS: t.data = const_cast<int32_t*>(step.input_ids); break;
+      case POSITIONS: t.data = const_cast<int32_t*>(step.positions); break;
+      case OUTPUT: t.data = output + o.column; break;
+      default: t.data = reinterpret_cast<float*>(o.offset) + o.column;
+    }
+  }
+
+  void run(const Step& batch, float* logits) {
+    step = batch;
+    output = logits;
+    const int64_t numbers = options.token_width * step.num_tokens + options.logits_width * step.num_logits;
+    arena.at_least(size_t(std::max<int64_t>(numbers, 1)) * 4);
+    if (shared.poison) fill_nan(arena.data, arena.bytes);
+    token_rows.resize(size_t(step.num_tokens));
+    for (int64_t row = 0; row < step.num_sequences; ++row)
+      std::fill(token_rows.begin() + step.cu_seqlens[row], token_rows.begin() + step.cu_seqlens[row + 1], int32_t(row));
+    step.token_rows = token_rows.data();
+    for (auto& node : nodes) {
+      Tensor* t = node.tensors.data();
+      for (const auto& o : node.inputs) bind(o, *t++);
+      for (const auto& o : node.outputs) bind(o, *t++);
+    }
+    if (shared.threads > 1) {
+      {
+        std::lock_guard<std::mutex> lock(mutex);
+        job.fetch_add(1, std::memory_order_release);
+      }
+      wake.notify_all();
+    }
+    run_nodes(0);
+  }
+
+  const HtOptions options;
+  std::vector<Node> nodes;
+  Shared shared;
+  std::vector<Team> teams;
+  Buffer arena;
+  std::vector<int32_t> token_rows;
+  Step step{};
+  float* output = nullptr;
+  bool profiling = false;
+
+  std::vector<std::thread> workers;
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::atomic<uint64_t> job{0};
+  bool stopping = false;
+};
+
+extern "C" {
+
+// 1 if this machine runs the instruction set and the library holds it.
+HT_API int ht_supported(int64_t isa) { return supported(int(isa)); }
+
+// A program of copies of the nodes; weights and caches stay the caller's. Null, with a message, where that fails.
+HT_API Program* ht_create(const HtOptions* options, const HtNode* nodes, int64_t count, char* message, int64_t message_bytes) {
+  auto fail = [&](const std::string& text) -> Program* {
+    std::strncpy(message, text.c_str(), size_t(message_bytes) - 1);
+    message[message_bytes - 1] = 0;
+    return nullptr;
+  };
+  if (!supported(int(options->isa))) return fail("this machine does not run instruction set " + std::to_string(options->isa));
+  try {
+    std::vector<Node> built;
+    for (int64_t i = 0; i < count; ++i) {
+      const HtNode& n = nodes[i];
+      const auto* name = std::find_if(NAMES, NAMES + NUM_KERNELS, [&](const char* x) { return !std::strcmp(x, n.op); });
+      if (name == NAMES + NUM_KERNELS) return fail(std::string("there is no kernel of op ") + n.op);
+      Node node{};
+      node.kernel = table(int(options->isa))[name - NAMES];
+      node.inputs.assign(n.inputs, n.inputs + n.num_inputs);
+      node.outputs.assign(n.outputs, n.outputs + n.num_outputs);
+      node.weights.assign(n.weights, n.weights + n.num_weights);
+      node.caches.assign(n.caches, n.caches + n.num_caches);
+      node.attributes.assign(n.attributes, n.attributes + n.num_attributes);
+      node.tensors.resize(size_t(n.num_inputs + n.num_outputs));
+      built.push_back(std::move(node));
+    }
+    for (auto& node : built)
+      node.call = Call{node.tensors.data(), int64_t(node.inputs.size()), node.tensors.data() + node.inputs.size(),
+                       node.weights.data(), node.caches.data(), node.attributes.data()};
+    auto program = std::make_unique<Program>(*options);
+    program->nodes = std::move(built);
+    return program.release();
+  } catch (const std::exception& error) {
+    return fail(error.what());
+  }
+}
+
+// Run one step; logits [num_logits, vocab]. 0, or -1 where memory for the arena is missing.
+HT_API int ht_step(Program* program, const Step* step, float* logits) {
+  try {
+    program->run(*step, logits);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+
+// Where the arena is after a step; the next one may move it.
+HT_API const float* ht_arena(const Program* program) { return reinterpret_cast<const float*>(program->arena.data); }
+
+// Bytes of the arena and of all scratch memory.
+HT_API int64_t ht_working_bytes(const Program* program) {
+  size_t bytes = program->arena.bytes + program->shared.workspace.bytes;
+  for (const auto& buffer : program->shared.scratch) bytes += buffer.bytes;
+  return int64_t(bytes);
+}
+
+// Begin to time nodes, or stop; either sets the times back.
+HT_API void ht_profile(Program* program, int64_t on) {
+  program->profiling = on != 0;
+  for (auto& node : program->nodes) node.nanoseconds = 0;
+}
+
+// The nanoseconds of each node since then.
+HT_API void ht_times(const Program* program, int64_t* nanoseconds) {
+  for (size_t i = 0; i < program->nodes.size(); ++i) nanoseconds[i] = program->nodes[i].nanoseconds;
+}
+
+HT_API void ht_free(Program* program) { delete program; }
+}
+
+}  // namespace hybridtrt

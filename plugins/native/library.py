@@ -1,0 +1,307 @@
+"""The compiled library by ctypes: programs of nodes, and steps through them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping, Sequence
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtrt.plugins.step import StepBatch
+
+LIBRARY = Path(__file__).with_name("_cpu.so")
+ISAS = ("base", "avx2", "avx512")  # from the plainest to the widest
+FORMATS = {
+    "float32": 0,
+    "bfloat16": 1,
+    "float16": 2,
+    "panel_float32": 16,
+    "panel_bfloat16": 17,
+    "panel_int8": 18,
+    "panel_int4": 19,
+}
+SPACES = ("T", "R", "input_ids", "positions", "output", "external_T", "external_R")
+
+
+class _Operand(Structure):
+    _fields_ = [
+        ("space", c_int64),
+        ("offset", c_int64),
+        ("column", c_int64),
+        ("row_stride", c_int64),
+        ("rank", c_int64),
+        ("dims", c_int64 * 3),
+    ]
+
+
+class _Weight(Structure):
+    _fields_ = [("data", c_void_p), ("format", c_int64), ("group", c_int64), ("rank", c_int64), ("dims", c_int64 * 3)]
+
+
+class _Cache(Structure):
+    _fields_ = [("data", c_void_p), ("format", c_int64), ("rank", c_int64), ("dims", c_int64 * 5)]
+
+
+class _Node(Structure):
+    _fields_ = [
+        ("op", c_char_p),
+        ("num_inputs", c_int64),
+        ("num_outputs", c_int64),
+        ("num_weights", c_int64),
+        ("num_caches", c_int64),
+        ("num_attributes", c_int64),
+        ("inputs", POINTER(_Operand)),
+        ("outputs", POINTER(_Operand)),
+        ("weights", POINTER(_Weight)),
+        ("caches", POINTER(_Cache)),
+        ("attributes", POINTER(c_double)),
+    ]
+
+
+class _Options(Structure):
+    _fields_ = [
+        ("threads", c_int64),
+        ("isa", c_int64),
+        ("poison", c_int64),
+        ("token_width", c_int64),
+        ("logits_width", c_int64),
+    ]
+
+
+_STEP_ARRAYS = (
+    "input_ids",
+    "positions",
+    "cu_seqlens",
+    "context_lens",
+    "state_src",
+    "state_dst",
+    "logits_indices",
+)
+
+
+class _Step(Structure):
+    _fields_ = [
+        ("num_tokens", c_int64),
+        ("num_sequences", c_int64),
+        ("num_logits", c_int64),
+        *((name, c_void_p) for name in _STEP_ARRAYS),
+        ("block_tables", POINTER(c_void_p)),
+        ("table_widths", POINTER(c_int64)),
+        ("token_rows", POINTER(c_int32)),
+    ]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A value as a window of the arena: `space` is one of `SPACES`, numbers are counted in float32.
+
+    In a step of n rows the buffer begins at n * offset and has `row_stride` numbers a row, of which the window begins
+    at `column` and has the given dimensions (without the rows). The `external` spaces are memory of the caller, and
+    the offset is its address.
+    """
+
+    space: str
+    offset: int
+    column: int
+    row_stride: int
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight in memory: `data` holds the bytes of a `FORMATS` layout of `shape`."""
+
+    data: NDArray[np.uint8]
+    format: str
+    shape: tuple[int, ...]
+    group: int = 0
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A cache pool, `[pages or slots, ...]`: float32, or 16-bit numbers as uint16 with the dtype's name."""
+
+    data: NDArray[np.float32] | NDArray[np.uint16]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node; every list is in the order of the operator's spec. An absent weight is None, an absent attribute NaN."""
+
+    op: str
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    weights: tuple[Weight | None, ...]
+    caches: tuple[Pool, ...]
+    attributes: tuple[float, ...]
+
+
+@cache
+def load_library(path: Path | None = None) -> ctypes.CDLL:
+    """The library of this installation, or of `path` or the environment's HYBRIDTRT_LIBRARY.
+
+    Raises `ValueError` with one line where it is missing or does not load.
+    """
+    path = Path(os.environ.get("HYBRIDTRT_LIBRARY") or path or LIBRARY)
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: the C++ kernels were not compiled when hybridtrt was installed")
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ValueError(f"{path} does not load: {error}") from None
+    library.ht_supported.argtypes = [c_int64]
+    library.ht_create.argtypes = [POINTER(_Options), POINTER(_Node), c_int64, c_char_p, c_int64]
+    library.ht_create.restype = c_void_p
+    library.ht_step.argtypes = [c_void_p, POINTER(_Step), c_void_p]
+    library.ht_arena.argtypes = [c_void_p]
+    library.ht_arena.restype = c_void_p
+    library.ht_working_bytes.argtypes = [c_void_p]
+    library.ht_working_bytes.restype = c_int64
+    library.ht_profile.argtypes = [c_void_p, c_int64]
+    library.ht_times.argtypes = [c_void_p, c_void_p]
+    library.ht_free.argtypes = [c_void_p]
+    for function in (library.ht_profile, library.ht_times, library.ht_free):
+        function.restype = None
+    return library
+
+
+def supported_isas() -> tuple[str, ...]:
+    """The instruction sets that this machine runs and the library holds, plainest first."""
+    library = load_library()
+    return tuple(isa for i, isa in enumerate(ISAS) if library.ht_supported(i))
+
+
+class Program:
+    """Nodes that run together in one call a step.
+
+    `token_width` and `logits_width` are the numbers of the arena for each token and each row that wants logits; page
+    group `i` of the step is `groups[i]`. With `poison` the arena and all scratch memory are NaN wherever nothing has
+    written yet, which tests use. Raises `ValueError` for an instruction set that this machine does not run.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        token_width: int,
+        logits_width: int,
+        groups: Sequence[str],
+        threads: int,
+        isa: str | None = None,
+        poison: bool = False,
+    ) -> None:
+        self._handle = None
+        self._kept: list[object] = [nodes]  # whose memory the program uses
+        self._library = load_library()
+        isa = isa or supported_isas()[-1]
+        if isa not in ISAS:
+            raise ValueError(f"instruction set {isa!r} is not known; known: {', '.join(ISAS)}")
+        self.isa = isa
+        self._groups = tuple(groups)
+        self._num_nodes = len(nodes)
+        options = _Options(threads, ISAS.index(isa), poison, token_width, logits_width)
+        message = ctypes.create_string_buffer(500)
+        array = (_Node * len(nodes))(*(_node(node) for node in nodes))
+        self._handle = self._library.ht_create(byref(options), array, len(nodes), message, len(message))
+        if not self._handle:
+            raise ValueError(message.value.decode())
+
+    def step(self, batch: StepBatch, vocab_size: int) -> NDArray[np.float32]:
+        """Run one step and return logits `[R, vocab_size]`. Raises `MemoryError` where the arena does not fit."""
+        arrays = [np.ascontiguousarray(getattr(batch, name), np.int32) for name in _STEP_ARRAYS]
+        tables = [np.ascontiguousarray(batch.block_tables[group], np.int32) for group in self._groups]
+        logits = np.empty((len(arrays[-1]), vocab_size), np.float32)
+        step = _Step(
+            batch.num_tokens,
+            batch.num_sequences,
+            len(arrays[-1]),
+            *(array.ctypes.data for array in arrays),
+            (c_void_p * len(tables))(*(table.ctypes.data for table in tables)),
+            (c_int64 * len(tables))(*(table.shape[1] for table in tables)),
+        )
+        if self._library.ht_step(self._handle, byref(step), logits.ctypes.data):
+            raise MemoryError(f"no memory for a step of {batch.num_tokens} tokens")
+        return logits
+
+    def value(self, operand: Operand, tokens: int, rows: int, token_width: int) -> NDArray[np.float32]:
+        """A copy of a value after a step of `tokens` tokens and `rows` rows of logits."""
+        count = tokens if operand.space == "T" else rows
+        start = operand.offset * count + (0 if operand.space == "T" else token_width * tokens)
+        address = self._library.ht_arena(self._handle) + 4 * start
+        raw = np.ctypeslib.as_array(ctypes.cast(address, POINTER(ctypes.c_float)), (count, operand.row_stride))
+        width = int(np.prod(operand.dims, dtype=int))
+        return raw[:, operand.column : operand.column + width].reshape(count, *operand.dims).copy()
+
+    @property
+    def working_bytes(self) -> int:
+        """Bytes of the arena and of the kernels' scratch memory so far."""
+        return int(self._library.ht_working_bytes(self._handle))
+
+    def profile(self, on: bool) -> None:
+        """Begin to time the nodes, or stop; either sets the times back."""
+        self._library.ht_profile(self._handle, on)
+
+    def times(self) -> NDArray[np.int64]:
+        """The nanoseconds of each node since `profile`."""
+        times = np.zeros(self._num_nodes, np.int64)
+        self._library.ht_times(self._handle, times.ctypes.data)
+        return times
+
+    def close(self) -> None:
+        """End the threads and free the arena."""
+        if self._handle:
+            self._library.ht_free(self._handle)
+            self._handle = None
+        self._kept.clear()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _operand(operand: Operand) -> _Operand:
+    dims = (c_int64 * 3)(*operand.dims)
+    return _Operand(
+        SPACES.index(operand.space), operand.offset, operand.column, operand.row_stride, len(operand.dims), dims
+    )
+
+
+def _weight(weight: Weight | None) -> _Weight:
+    if weight is None:
+        return _Weight()
+    shape = (c_int64 * 3)(*weight.shape)
+    return _Weight(weight.data.ctypes.data, FORMATS[weight.format], weight.group, len(weight.shape), shape)
+
+
+def _cache(pool: Pool) -> _Cache:
+    shape = pool.data.shape
+    return _Cache(pool.data.ctypes.data, FORMATS[pool.dtype], len(shape), (c_int64 * 5)(*shape))
+
+
+def _node(node: Node) -> _Node:
+    lists: Mapping[type, list[object]] = {
+        _Operand: [_operand(o) for o in (*node.inputs, *node.outputs)],
+        _Weight: [_weight(w) for w in node.weights],
+        _Cache: [_cache(c) for c in node.caches],
+    }
+    operands = (_Operand * len(lists[_Operand]))(*lists[_Operand])
+    inputs = ctypes.cast(operands, POINTER(_Operand))
+    outputs = ctypes.cast(byref(operands, len(node.inputs) * ctypes.sizeof(_Operand)), POINTER(_Operand))
+    return _Node(
+        node.op.encode(),
+        len(node.inputs),
+        len(node.outputs),
+        len(node.weights),
+        len(node.caches),
+        len(node.attributes),
+        inputs,
+        outputs,
+        (_Weight * len(node.weights))(*lists[_Weight]),
+        (_Cache * len(node.caches))(*lists[_Cache]),
+        (c_double * len(node.attributes))(*node.attributes),
+    )

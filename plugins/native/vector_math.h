@@ -1,0 +1,122 @@
+// Functions of vectors, to within a few units in the last place: exp, log, and the activations made of them.
+#pragma once
+#include "simd.h"
+
+namespace hybridtrt {
+namespace HT_ISA {
+
+HT_INLINE vf vabs(vf x) { return (vf)((vu)x & 0x7fffffffu); }
+HT_INLINE vf round_to_int(vf x) {  // |x| < 2^22, ties to even
+  const vf magic = splat(12582912.f);
+  return (x + magic) - magic;
+}
+
+// e^x: 2^n times a polynomial in the rest; 0 below -87.3 and infinity above 88.7. NaN stays NaN.
+HT_INLINE vf vexp(vf x) {
+  const vf low = splat(-87.33654f), high = splat(88.72283f);
+  const vf clamped = vmin(vmax(x, low), high);
+  const vf n = round_to_int(clamped * 1.44269504088896341f);
+  vf r = fma(n, splat(-0.693359375f), clamped);
+  r = fma(n, splat(2.12194440e-4f), r);
+  vf p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r + 1.f);
+  // In two steps: 2^n alone may not be a normal number.
+  const vi whole = __builtin_convertvector(n, vi), half = whole >> 1;
+  vf y = p * (vf)((half + 127) << 23) * (vf)((whole - half + 127) << 23);
+  y = x < low ? splat(0.f) : y;
+  y = x > high ? splat(__builtin_inff()) : y;
+  return x == x ? y : x;
+}
+
+// Natural logarithm of normal positive numbers.
+HT_INLINE vf vlog(vf x) {
+  const vu bits = (vu)x;
+  vi e = (vi)(bits >> 23) - 126;
+  vf m = (vf)((bits & 0x007fffffu) | 0x3f000000u);  // [0.5, 1)
+  const vi small = m < splat(0.70710678f);
+  e += small;  // a true lane is -1
+  m = (small ? m + m : m) - 1.f;
+  vf p = splat(7.0376836292e-2f);
+  p = fma(p, m, splat(-1.1514610310e-1f));
+  p = fma(p, m, splat(1.1676998740e-1f));
+  p = fma(p, m, splat(-1.2420140846e-1f));
+  p = fma(p, m, splat(1.4249322787e-1f));
+  p = fma(p, m, splat(-1.6668057665e-1f));
+  p = fma(p, m, splat(2.0000714765e-1f));
+  p = fma(p, m, splat(-2.4999993993e-1f));
+  p = fma(p, m, splat(3.3333331174e-1f));
+  const vf square = m * m, exponent = __builtin_convertvector(e, vf);
+  vf y = p * m * square;
+  y = fma(exponent, splat(-2.12194440e-4f), y);
+  y = fma(splat(-0.5f), square, y);
+  return fma(exponent, splat(0.693359375f), m + y);
+}
+
+// log(1 + x) for x in [0, 1], also where 1 + x rounds.
+HT_INLINE vf vlog1p(vf x) {
+  const vf u = x + 1.f, d = u - 1.f;
+  const vf y = vlog(u) * (x / (d == splat(0.f) ? splat(1.f) : d));
+  return d == splat(0.f) ? x : y;
+}
+
+HT_INLINE vf vsoftplus(vf x) { return vmax(x, splat(0.f)) + vlog1p(vexp(-vabs(x))); }
+HT_INLINE vf vsigmoid(vf x) { return 1.f / (1.f + vexp(-x)); }
+HT_INLINE vf vtanh(vf x) {
+  const vf a = vabs(x), e = vexp(a * -2.f), s = a * a;
+  // near 0 the quotient cancels: a polynomial there
+  vf p = splat(-5.70498872745e-3f);
+  p = fma(p, s, splat(2.06390887954e-2f));
+  p = fma(p, s, splat(-5.37397155531e-2f));
+  p = fma(p, s, splat(1.33314422036e-1f));
+  p = fma(p, s, splat(-3.33332819422e-1f));
+  const vf y = a < splat(0.625f) ? fma(p * s, a, a) : (1.f - e) / (1.f + e);
+  const vf signed_y = (vf)((vu)y | ((vu)x & 0x80000000u));
+  return x == x ? signed_y : x;
+}
+// Error function to 1.5e-7 (Abramowitz and Stegun 7.1.26).
+HT_INLINE vf verf(vf x) {
+  const vf a = vabs(x), t = 1.f / fma(splat(0.3275911f), a, splat(1.f));
+  vf p = splat(1.061405429f);
+  p = fma(p, t, splat(-1.453152027f));
+  p = fma(p, t, splat(1.421413741f));
+  p = fma(p, t, splat(-0.284496736f));
+  p = fma(p, t, splat(0.254829592f));
+  const vf y = 1.f - p * t * vexp(-a * a);
+  return (vf)((vu)y | ((vu)x & 0x80000000u));
+}
+
+// In the order of pointwise.ACTIVATIONS; SWIGLU_OAI only where there is a gate.
+enum Activation { GELU, GELU_TANH, RELU2, SIGMOID, SILU, TANH, SWIGLU_OAI };
+
+HT_INLINE vf activate(vf x, int kind) {
+  switch (kind) {
+    case GELU: return 0.5f * x * (1.f + verf(x * 0.70710678118654752f));
+    case GELU_TANH: return 0.5f * x * (1.f + vtanh(0.79788456080286536f * fma(x * x * x, splat(0.044715f), x)));
+    case RELU2: {
+      const vf y = x < splat(0.f) ? splat(0.f) : x;
+      return y * y;
+    }
+    case SIGMOID: return vsigmoid(x);
+    case SILU: return x * vsigmoid(x);
+    default: return vtanh(x);
+  }
+}
+
+// act(gate_scale * gate) * up; SWIGLU_OAI: (up + 1) * gate * sigmoid(1.702 * gate).
+HT_INLINE vf gated(vf gate, vf up, int kind) {
+  if (kind == SWIGLU_OAI) return (up + 1.f) * gate * vsigmoid(gate * 1.702f);
+  return activate(gate, kind) * up;
+}
+
+// One number by way of the vectors, so that the end of a row is computed like its middle.
+HT_INLINE float exp1(float x) { return vexp(splat(x))[0]; }
+HT_INLINE float softplus1(float x) { return vsoftplus(splat(x))[0]; }
+HT_INLINE float sigmoid1(float x) { return vsigmoid(splat(x))[0]; }
+
+}  // namespace HT_ISA
+}  // namespace hybridtrt
