@@ -32,13 +32,33 @@ HT_INLINE vf load(const float* p) {
   return v;
 }
 HT_INLINE void store(float* p, vf v) { memcpy(p, &v, sizeof v); }
-// The first n < LANES numbers, the rest zero.
+// The first n <= LANES numbers, the rest zero; nothing beyond them is read or written.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+HT_INLINE __m256i first_lanes(int64_t n) {
+  const vi lane = {0, 1, 2, 3, 4, 5, 6, 7};
+  return (__m256i)(lane < (vi{} + int32_t(n)));
+}
+#endif
 HT_INLINE vf load_part(const float* p, int64_t n) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), p);
+#elif defined(__AVX2__)
+  return (vf)_mm256_maskload_ps(p, first_lanes(n));
+#else
   vf v = {};
   memcpy(&v, p, size_t(n) * 4);
   return v;
+#endif
 }
-HT_INLINE void store_part(float* p, vf v, int64_t n) { memcpy(p, &v, size_t(n) * 4); }
+HT_INLINE void store_part(float* p, vf v, int64_t n) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(p, __mmask16((1u << n) - 1), (__m512)v);
+#elif defined(__AVX2__)
+  _mm256_maskstore_ps(p, first_lanes(n), (__m256)v);
+#else
+  memcpy(p, &v, size_t(n) * 4);
+#endif
+}
 
 // a * b + c, rounded once where the machine can.
 HT_INLINE vf fma(vf a, vf b, vf c) {
