@@ -25,7 +25,7 @@ typedef int32_t vi __attribute__((vector_size(LANES * 4)));
 typedef uint32_t vu __attribute__((vector_size(LANES * 4)));
 typedef uint16_t vh __attribute__((vector_size(LANES * 2)));
 
-HT_INLINE vf splat(float x) { return vf{} + x; }
+HT_INLINE vf splat(float x) { return x - vf{}; }  // a broadcast alone: x + 0 would be an addition for x = -0
 HT_INLINE vf load(const float* p) {
   vf v;
   memcpy(&v, p, sizeof v);
