@@ -1,0 +1,117 @@
+// Runs the loops of limits.cpp in a number of threads, each on its own, and looks at what they did together in every
+// millisecond: on a machine with other work there are some in which all of them ran.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <thread>
+#include <vector>
+
+#include "limits.h"
+
+#define HT_API __attribute__((visibility("default")))
+
+namespace hybridtrt {
+
+extern "C" int ht_supported(int64_t isa);
+
+using Clock = std::chrono::steady_clock;
+constexpr double BIN = 1e-3;        // seconds
+constexpr size_t BINS = 200;        // for each of the two
+constexpr int64_t CHUNK = 1 << 16;  // bytes read between two looks at the clock
+constexpr int64_t TURNS = 1 << 12;  // of multiplying and adding, the same
+constexpr size_t LEAST_BYTES = 128 << 20, MOST_BYTES = size_t(2) << 30;
+
+static const Loops* loops(int64_t isa) {
+#if defined(HT_X86)
+  if (isa == 1) return &avx2::LOOPS;
+  if (isa == 2) return &avx512::LOOPS;
+#endif
+  return isa == 0 ? &base::LOOPS : nullptr;
+}
+
+struct Rates {
+  double best, median;  // calls a second of all threads
+};
+
+// Every thread calls work(rank, call) with call 0, 1, 2 ... until the time is over.
+template <typename Work>
+static Rates rates(int threads, Work work) {
+  std::vector<std::vector<int64_t>> calls(size_t(threads), std::vector<int64_t>(BINS, 0));
+  std::atomic<int> ready{0};
+  std::atomic<bool> go{false};
+  Clock::time_point started;
+  auto run = [&](int rank) {
+    std::vector<int64_t>& mine = calls[size_t(rank)];
+    for (int64_t call = 0;; ++call) {
+      work(rank, call);
+      const auto bin = size_t(std::chrono::duration<double>(Clock::now() - started).count() / BIN);
+      if (bin >= BINS) return;
+      ++mine[bin];
+    }
+  };
+  std::vector<std::thread> others;
+  for (int rank = 1; rank < threads; ++rank)
+    others.emplace_back([&, rank] {
+      ++ready;
+      while (!go) std::this_thread::yield();
+      run(rank);
+    });
+  while (ready < threads - 1) std::this_thread::yield();
+  started = Clock::now();
+  go = true;
+  run(0);
+  for (auto& thread : others) thread.join();
+  std::vector<int64_t> sums(BINS, 0);
+  for (const auto& mine : calls)
+    for (size_t bin = 0; bin < BINS; ++bin) sums[bin] += mine[bin];
+  std::sort(sums.begin(), sums.end());
+  return {double(sums[BINS - 1]) / BIN, double(sums[BINS / 2]) / BIN};
+}
+
+static size_t cache_bytes() {
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+  const long bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  return bytes > 0 ? size_t(bytes) : 0;
+#else
+  return 0;
+#endif
+}
+
+// out: bytes a second that the threads read from memory together, in the best millisecond and in the median one; then
+// the same of floating point operations. 0, or -1 where the instruction set or the memory is missing.
+extern "C" HT_API int ht_limits(int64_t threads, int64_t isa, double* out) {
+  if (!ht_supported(isa) || threads < 1) return -1;
+  try {
+    const Loops& loop = *loops(isa);
+    constexpr size_t huge = 1 << 21;
+    const size_t bytes = std::min(std::max(LEAST_BYTES, 4 * cache_bytes()), MOST_BYTES) / huge * huge;
+    char* data = static_cast<char*>(std::aligned_alloc(huge, bytes));
+    if (!data) return -1;
+#if defined(MADV_HUGEPAGE)
+    madvise(data, bytes, MADV_HUGEPAGE);
+#endif
+    std::memset(data, 1, bytes);
+    std::vector<float> kept(size_t(threads) * 16, 0);  // each thread its own cache line
+    const int64_t part = int64_t(bytes) / threads / CHUNK;
+    const Rates reads = rates(int(threads), [&](int rank, int64_t call) {
+      kept[size_t(rank) * 16] += loop.read(data + (rank * part + call % part) * CHUNK, CHUNK);
+    });
+    std::free(data);
+    const Rates sums = rates(
+        int(threads), [&](int rank, int64_t) { kept[size_t(rank) * 16] += loop.multiply_add(TURNS); });
+    const double flops = double(TURNS * loop.flops_per_turn);
+    const double found[] = {reads.best * CHUNK, reads.median * CHUNK, sums.best * flops, sums.median * flops};
+    std::copy(found, found + 4, out);
+    return 0;
+  } catch (const std::exception&) {
+    return -1;
+  }
+}
+
+}  // namespace hybridtrt

@@ -1,0 +1,50 @@
+"""What this machine can do at most, measured: bytes read from memory and operations computed in a second."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridtrt.plugins.native.library import ISAS, load_library, supported_isas
+
+
+@dataclass(frozen=True)
+class Limits:
+    """GB (10^9 bytes) read a second and GFLOP (10^9, a multiply-add is two) a second of float32, of all threads.
+
+    Those of the best of many milliseconds; the medians are lower where other work disturbs.
+    """
+
+    threads: int
+    isa: str
+    read_gb_per_s: float
+    gflop_per_s: float
+    median_read_gb_per_s: float
+    median_gflop_per_s: float
+
+    def render(self) -> str:
+        """One line."""
+        return (
+            f"limits of {self.threads} threads ({self.isa}): memory {self.read_gb_per_s:.1f} GB/s (median "
+            f"{self.median_read_gb_per_s:.1f}), float32 {self.gflop_per_s:.0f} GFLOP/s (median "
+            f"{self.median_gflop_per_s:.0f})"
+        )
+
+
+def measure_limits(threads: int, isa: str | None = None) -> Limits:
+    """Measure for less than a second, with loops of `isa` (None: the widest of this machine).
+
+    Raises `ValueError` where the library or the instruction set is missing, `MemoryError` where 128 MB are.
+    """
+    library = load_library()
+    isa = isa or supported_isas()[-1]
+    if isa not in supported_isas():
+        raise ValueError(f"instruction set {isa!r} is not among this machine's {', '.join(supported_isas())}")
+    library.ht_limits.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
+    found = np.zeros(4)
+    if library.ht_limits(threads, ISAS.index(isa), found.ctypes.data):
+        raise MemoryError(f"the limits of {threads} threads could not be measured")
+    read, median_read, flops, median_flops = (round(float(value) / 1e9, 2) for value in found)
+    return Limits(threads, isa, read, flops, median_read, median_flops)
