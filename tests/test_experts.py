@@ -82,11 +82,12 @@ def test_router_is_that_of_transformers(name: str, walker: str) -> None:
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.01, 0.3, 5.0])
-def test_sparsemixer_is_that_of_transformers(jitter: float) -> None:
+@pytest.mark.parametrize("walker", WALKERS)
+def test_sparsemixer_is_that_of_transformers(walker: str, jitter: float) -> None:
     torch.manual_seed(0)
     logits = torch.cat([torch.randn(TOKENS - 2, EXPERTS), -torch.rand(1, EXPERTS), torch.zeros(1, EXPERTS)])
     weights, experts = sparsemixer(logits, jitter, training=False)
-    ours = kernel("router", "cpu")(step(TOKENS), logits, top_k=2, scoring="sparsemixer", jitter_eps=jitter)
+    ours = kernel("router", walker)(step(TOKENS), logits, top_k=2, scoring="sparsemixer", jitter_eps=jitter)
     assert_same_routing(ours, (weights, experts))
 
 

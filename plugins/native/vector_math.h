@@ -33,6 +33,35 @@ HT_INLINE vf vexp(vf x) {
   return x == x ? y : x;
 }
 
+// 2^x for x <= 0: at least 2^-126. As exact near 0 as anywhere, so that a state that hardly fades does so at its rate.
+HT_INLINE vf vexp2_fading(vf x) {
+  const vf magic = splat(12582912.f), low = splat(-126.f);
+  const vf clamped = vmax(low, x), shifted = clamped + magic, r = clamped - (shifted - magic);
+  vf p = splat(1.5353361e-4f);
+  p = fma(p, r, splat(1.33988744e-3f));
+  p = fma(p, r, splat(9.61843736e-3f));
+  p = fma(p, r, splat(5.55033247e-2f));
+  p = fma(p, r, splat(2.40226479e-1f));
+  p = fma(p, r, splat(6.93147203e-1f));
+  p = fma(p, r, splat(1.f));
+  return (vf)((vu)p + ((vu)shifted << 23));
+}
+
+// e^x - 1 for x <= 0, to its own last places; NaN stays NaN.
+HT_INLINE vf vexpm1_fading(vf x) {
+  const vf clamped = vmax(splat(-80.f), x), n = round_to_int(clamped * 1.44269504088896341f);
+  vf r = fma(n, splat(-0.693359375f), clamped);
+  r = fma(n, splat(2.12194440e-4f), r);
+  vf p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  const vf y = fma(p, r * r, r), power = (vf)((__builtin_convertvector(n, vi) + 127) << 23);
+  return fma(power, y, power - 1.f);
+}
+
 // Natural logarithm of normal positive numbers.
 HT_INLINE vf vlog(vf x) {
   const vu bits = (vu)x;
