@@ -16,7 +16,7 @@ LIBRARY = "hybridtrt.plugins.native._cpu"
 
 def load_compiler():
     """The module that compiles; the package itself is not there yet."""
-    spec = importlib.util.spec_from_file_location("compile", ROOT / "plugins/native/compile.py")
+    spec = importlib.util.spec_from_file_location("compile", ROOT / "src/hybridtrt/plugins/native/compile.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -7,11 +7,10 @@ import shutil
 from pathlib import Path
 
 from hybridtrt.build.engine import CONFIG_FILE, ENGINE_FILE, TOKENIZER, BuildConfig, EngineConfig, is_engine
-from hybridtrt.converters.checkpoint import WEIGHTS, load_checkpoint
+from hybridtrt.build.packed_file import write_packed
+from hybridtrt.converters.checkpoint import load_checkpoint
 from hybridtrt.converters.replacing import replacing
 from hybridtrt.converters.safetensors_writer import Progress
-
-COPY_BYTES = 1 << 24
 
 
 def default_build_config(checkpoint_dir: str | Path) -> BuildConfig:
@@ -37,22 +36,13 @@ def build(
     if build_config.max_seq_len > positions:
         raise ValueError(f"max_seq_len={build_config.max_seq_len} exceeds the model's {positions} positions")
     config = EngineConfig(checkpoint.config, build_config)
-    config.program()
+    weights = config.lowered().packed_weights()
     if checkpoint_dir.resolve().is_relative_to(out_dir.resolve()):
         raise ValueError(f"{out_dir}: holds the checkpoint itself ({checkpoint_dir})")
     with replacing(out_dir, is_engine) as folder:
-        _copy(checkpoint_dir / WEIGHTS, folder / ENGINE_FILE, progress)
+        write_packed(folder / ENGINE_FILE, weights, checkpoint.tensor, progress)
         text = json.dumps(config.to_dict(), indent=2, allow_nan=False)
         (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
         if checkpoint.tokenizer_dir is not None:
             shutil.copytree(checkpoint.tokenizer_dir, folder / TOKENIZER)
     return config
-
-
-def _copy(source: Path, target: Path, progress: Progress) -> None:
-    total, done = source.stat().st_size, 0
-    with source.open("rb") as reader, target.open("wb") as writer:
-        while data := reader.read(COPY_BYTES):
-            writer.write(data)
-            done += len(data)
-            progress(done, total)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import hybridtrt
+from hybridtrt.build.lowering import LoweredProgram, StoredAs, lower
 from hybridtrt.build.network import build_program
+from hybridtrt.build.packed_file import stored_bytes
 from hybridtrt.converters.config import DTYPES, ModelConfig
-from hybridtrt.converters.memory import MemoryPlan, PoolLimits, cache_memory, plan_memory, stored_as, weight_bytes
+from hybridtrt.converters.memory import MemoryPlan, PoolLimits, cache_memory, plan_memory, stored_as
 from hybridtrt.plugins.caches import CacheSpec
 from hybridtrt.plugins.program import Program
 
 CONFIG_FILE = "config.json"
-ENGINE_FILE = "rank0.engine"  # safetensors: the weights as the checkpoint stores them
+ENGINE_FILE = "rank0.engine"  # packed weights: packed_file.py
 TOKENIZER = "tokenizer"
 TARGETS = ("cpu",)
+GROUP_SIZES = {"int8": (0, 32, 64, 128), "int4": (32, 64, 128)}  # the first is the default; 0: a scale an output
+WEIGHTS = ("float32", "bfloat16", *GROUP_SIZES)
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,11 @@ class BuildConfig:
     `max_num_tokens` bounds the tokens of one step (prefill chunks and decode tokens together), `max_seq_len` prompt
     and output of one sequence, `max_batch_size` the sequences of one step; `tokens_per_block` is the page size.
     States are kept in `state_dtype` and pages in `kv_cache_dtype`; whatever these are, scans compute in float32.
+
+    Matrices are stored as `weights` says: one of `WEIGHTS`, or None for what the checkpoint has (float16 as float32).
+    int8 and int4 have a scale for every `group_size` numbers of an output, 0 for all of them. Matrices whose names
+    match a pattern of `exclude` stay as the checkpoint has them, and so do embeddings, routers, norms, convolutions, A
+    and dt always.
     """
 
     target: str = "cpu"
@@ -37,6 +48,9 @@ class BuildConfig:
     tokens_per_block: int = 32
     state_dtype: str = "float32"
     kv_cache_dtype: str = "float32"
+    weights: str | None = None
+    group_size: int | None = None
+    exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
@@ -48,6 +62,15 @@ class BuildConfig:
             )
         if self.kv_cache_dtype not in DTYPES:
             raise ValueError(f"kv_cache_dtype={self.kv_cache_dtype!r} is not one of {', '.join(DTYPES)}")
+        if self.weights is not None and self.weights not in WEIGHTS:
+            raise ValueError(f"weights={self.weights!r} is not one of {', '.join(WEIGHTS)}")
+        sizes = GROUP_SIZES.get(self.weights or "", ())
+        if self.group_size is not None and self.group_size not in sizes:
+            known = f"one of {', '.join(map(str, sizes))}" if sizes else "int8 or int4 weights"
+            raise ValueError(f"group_size={self.group_size} with weights={self.weights}: expected {known}")
+        if self.group_size is None and sizes:
+            object.__setattr__(self, "group_size", sizes[0])
+        object.__setattr__(self, "exclude", tuple(self.exclude))
         for name, value, most in (
             ("max_batch_size", self.max_batch_size, 4096),
             ("max_num_tokens", self.max_num_tokens, 1 << 20),
@@ -78,6 +101,23 @@ class EngineConfig:
         """The network over these caches."""
         return build_program(self.model, self.caches())
 
+    def stored(self, name: str) -> StoredAs:
+        """The format of a matrix in panels, by its name."""
+        as_it_is = "float32" if name in self._precise or self.model.dtype != "bfloat16" else "bfloat16"
+        excluded = name in self._precise or any(fnmatchcase(name, pattern) for pattern in self.build.exclude)
+        if self.build.weights is None or excluded:
+            return StoredAs(f"panel_{as_it_is}")
+        return StoredAs(f"panel_{self.build.weights}", self.build.group_size or 0)
+
+    def lowered(self, keep: Collection[str] = ()) -> LoweredProgram:
+        """The program as the C++ executor runs it; values in `keep` stay readable."""
+        return lower(self.program(), self.stored, keep)
+
+    @cached_property
+    def _precise(self) -> frozenset[str]:
+        """Weights that are stored in float32 whatever the dtype."""
+        return frozenset(name for name, spec in self.model.weight_table().items() if spec.full_precision)
+
     def memory(self, spare_slots: int | None = None) -> MemoryPlan:
         """Pools in which a full batch of the longest sequences fits, and by default as many snapshots of prefixes."""
         limits = PoolLimits(
@@ -87,7 +127,8 @@ class EngineConfig:
             tokens_per_block=self.build.tokens_per_block,
             spare_slots=self.build.max_batch_size if spare_slots is None else spare_slots,
         )
-        return plan_memory(weight_bytes(self.model), cache_memory(self.caches()), limits)
+        weights = sum(stored_bytes(weight) for weight in self.lowered().packed_weights().values())
+        return plan_memory(weights, cache_memory(self.caches()), limits)
 
     def to_dict(self) -> dict[str, Any]:
         return {

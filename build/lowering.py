@@ -7,6 +7,7 @@ write over their input do. What remains is one list, in order.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,10 +31,11 @@ class StoredAs:
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """`parts` (names of weights) below each other, in one format; `shape` is that of them all."""
+    """`parts` (names of weights), of so many `rows` each, one below the other; `shape` is that of all together."""
 
     parts: tuple[str, ...]
     stored: StoredAs
+    rows: tuple[int, ...]
     shape: tuple[int, ...]
 
     @property
@@ -151,9 +153,10 @@ class _Merged(Node):
 
 def _merge_linears(program: Program, choose: Choose) -> list[Node]:
     """The nodes, with linear ones of the same input, format and bias together where the first of them was."""
+    uses = Counter(weight for node in program.nodes for weight in node.weights.values())
     alike: dict[tuple[Any, ...], list[Node]] = {}
     for node in program.nodes:
-        if node.op == "linear":
+        if node.op == "linear" and uses[node.weights["weight"]] == 1:  # what is shared is stored once, by itself
             alike.setdefault((node.inputs, "bias" in node.weights, choose(node.weights["weight"])), []).append(node)
     merged: dict[str, Node | None] = {}
     for together in alike.values():
@@ -229,16 +232,21 @@ def _overwritten(node: Node, windows: Mapping[str, Window], buffers: Mapping[str
 
 def _packed(program: Program, choose: Choose, node: Node, role: str) -> PackedWeight:
     parts = node.parts[role] if isinstance(node, _Merged) else (node.weights[role],)
-    shapes = [program.weights[part].shape for part in parts]
-    shape = (sum(int(shape[0]) for shape in shapes), *(int(dim) for dim in shapes[0][1:]))
+    stored, rows = stored_as(program, choose, node, role), tuple(int(program.weights[part].shape[0]) for part in parts)
+    return PackedWeight(parts, stored, rows, (sum(rows), *(int(dim) for dim in program.weights[parts[0]].shape[1:])))
+
+
+def stored_as(program: Program, choose: Choose, node: Node, role: str) -> StoredAs:
+    """The format that a node reads one of its weights in."""
+    name = node.weights[role]
     if (node.op, role) in PANEL_ROLES:
-        return PackedWeight(parts, choose(parts[0]), shape)
+        return choose(name)
     if node.op == "embedding":
-        dtype = program.weights[parts[0]].dtype
+        dtype = program.weights[name].dtype
         panel = StoredAs(f"panel_{dtype}")
-        tied = any(other.op == "linear" and parts[0] in other.weights.values() for other in program.nodes)
-        return PackedWeight(parts, panel if tied and choose(parts[0]) == panel else StoredAs(dtype), shape)
-    return PackedWeight(parts, StoredAs("float32"), shape)
+        tied = any(other.op == "linear" and name in other.weights.values() for other in program.nodes)
+        return panel if tied and choose(name) == panel else StoredAs(dtype)
+    return StoredAs("float32")
 
 
 def _attributes(

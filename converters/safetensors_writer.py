@@ -15,7 +15,7 @@ import torch
 
 from hybridtrt.plugins.caches import DTYPE_BYTES
 
-DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "uint8": "U8"}
 ALIGNMENT = 64  # of the first byte of data
 SLICE_ELEMENTS = 1 << 22  # cast and written at once
 

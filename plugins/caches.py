@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int32": 4, "int64": 8, "bool": 1}
+DTYPE_BYTES = {
+    **{"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2},
+    **{"int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1},
+}
 
 
 @dataclass(frozen=True)

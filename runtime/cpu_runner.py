@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +12,15 @@ from numpy.typing import NDArray
 from hybridtrt.build.lowering import LoweredProgram, PackedWeight, Window
 from hybridtrt.plugins.caches import PageSpec
 from hybridtrt.plugins.native.library import Node, Operand, Pool, Program, Weight
+from hybridtrt.plugins.program import Program as ProgramSpec
 from hybridtrt.plugins.step import StepBatch
 from hybridtrt.runtime.runner import RunnerInfo
 
-STORAGE = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(np.uint16), "float16": np.dtype(np.uint16)}
+STORAGE: dict[str, type[np.float32] | type[np.uint16]] = {
+    "float32": np.float32,
+    "bfloat16": np.uint16,
+    "float16": np.uint16,
+}
 NAN = {"float32": np.nan, "bfloat16": 0x7FC0, "float16": 0x7E00}
 
 Array = NDArray[np.float32] | NDArray[np.uint16]
@@ -31,12 +37,14 @@ class _Saved:
 class CpuRunner:
     """A `Runner` on the C++ executor.
 
-    `lower` gives the program that keeps the named values readable; `weights` the bytes of each packed weight. `isa`
-    None takes the widest instruction set of this machine. `poison` fills working memory with NaN before every step.
+    `program` is what was lowered; `lower` gives the form of it that keeps the named values readable; `weights` the
+    bytes of each packed weight. `isa` None takes the widest instruction set of this machine. `poison` fills working
+    memory with NaN before every step.
     """
 
     def __init__(
         self,
+        program: ProgramSpec,
         lower: Callable[[Sequence[str]], LoweredProgram],
         weights: Mapping[str, NDArray[np.uint8]],
         info: RunnerInfo,
@@ -45,23 +53,28 @@ class CpuRunner:
         poison: bool = False,
     ) -> None:
         self._info = info
+        self._spec = program
         self._lower, self._weights = lower, weights
         self._options = (threads, isa, poison)
         self._pools: dict[str, Pool] = {}
         self._pages: dict[str, list[Pool]] = {group: [] for group in info.num_pages}
         self._states: list[Pool] = []
         for spec in info.caches:
-            paged = isinstance(spec, PageSpec)
             lead = (info.num_pages[spec.group], info.page_size) if isinstance(spec, PageSpec) else (info.num_slots,)
-            pool = Pool(np.zeros((*lead, *spec.shape), STORAGE[spec.dtype]), spec.dtype)
+            zeros: Any = np.zeros((*lead, *spec.shape), STORAGE[spec.dtype])
+            pool = Pool(zeros, spec.dtype)
             self._pools[spec.name] = pool
-            (self._pages[spec.group] if isinstance(spec, PageSpec) and paged else self._states).append(pool)
+            (self._pages[spec.group] if isinstance(spec, PageSpec) else self._states).append(pool)
         self._lowered, self._program = self._load(())
         self._traced: tuple[tuple[str, ...], LoweredProgram, Program] | None = None
 
     @property
     def info(self) -> RunnerInfo:
         return self._info
+
+    @property
+    def program(self) -> ProgramSpec:
+        return self._spec
 
     @property
     def isa(self) -> str:
@@ -121,11 +134,12 @@ class CpuRunner:
         kept = {}
         for name in names:
             window = lowered.windows.get(name)
-            kept[name] = (
-                logits
-                if window is None
-                else program.value(_operand(window, lowered), batch.num_tokens, rows, lowered.token_width)
-            )
+            if window is None:
+                kept[name] = logits
+                continue
+            values = program.value(_operand(window, lowered), batch.num_tokens, rows, lowered.token_width)
+            whole = self._spec.values[name].dtype != "float32"  # in the arena as int32
+            kept[name] = values.view(np.int32).astype(np.float32) if whole else values
         return kept
 
     def close(self) -> None:

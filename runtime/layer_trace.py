@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hybridtrt.plugins.program import Program
 from hybridtrt.runtime.forward import prefill_steps
-from hybridtrt.runtime.torch_runner import TorchRunner
+from hybridtrt.runtime.runner import TracingRunner
 
 Stream = list[NDArray[np.float32]]  # `[T, hidden]` before the first layer, then after each layer
 
@@ -28,7 +28,7 @@ def stream_names(program: Program) -> list[str]:
     return [before, *after.values()]
 
 
-def our_stream(runner: TorchRunner, input_ids: Sequence[int]) -> Stream:
+def our_stream(runner: TracingRunner, input_ids: Sequence[int]) -> Stream:
     """The stream of one sequence, in as few steps as the engine's limits allow."""
     names = stream_names(runner.program)
     runner.clear_slots([1])

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from hybridtrt.build.engine import ENGINE_FILE, EngineConfig, read_engine_config
-from hybridtrt.converters.checkpoint import open_weights
+from hybridtrt.build.lowering import stored_as
+from hybridtrt.build.packed_file import PackedFile
 from hybridtrt.converters.memory import cache_memory
+from hybridtrt.plugins.native.library import load_library
 from hybridtrt.plugins.program import Program
+from hybridtrt.plugins.registry import WALKERS
 from hybridtrt.plugins.spec import Load
+from hybridtrt.runtime.cpu_runner import CpuRunner
 from hybridtrt.runtime.resident_memory import available_bytes
 from hybridtrt.runtime.runner import Costs, Runner, RunnerInfo
 from hybridtrt.runtime.torch_runner import TorchRunner
+
+log = logging.getLogger("hybridtrt.load")
 
 FLOPS_PER_THREAD = 20e9  # what a thread computes in a second, as a guess that a profile replaces
 
@@ -28,17 +37,22 @@ class RuntimeOptions:
     `kv_cache_tokens` bounds the tokens that the pages of one group hold; by default the longest sequences of a full
     batch fit at once. `prefix_cache_bytes` of state snapshots let a prompt begin where an earlier one had the same
     tokens; by default there are as many snapshots as sequences in a batch. With drafts every sequence has a second
-    slot. `threads` None leaves torch's default.
+    slot. `threads` None takes OMP_NUM_THREADS, or all cores of this process. `walker` is "cpu" for the C++ kernels,
+    or "torch" or "reference"; where the kernels were not compiled, "cpu" runs on torch with a warning. `isa` names an
+    instruction set (`plugins.native.library.ISAS`) instead of the machine's best.
     """
 
     threads: int | None = None
     kv_cache_tokens: int | None = None
-    walker: str = "torch"
+    walker: str = "cpu"
+    isa: str | None = None
     enable_block_reuse: bool = True
     prefix_cache_bytes: int | None = None
     max_draft_tokens: int = 0
 
     def __post_init__(self) -> None:
+        if self.walker not in WALKERS:
+            raise ValueError(f"walker {self.walker!r} is not known; known: {', '.join(WALKERS)}")
         if self.threads is not None and self.threads > MAX_THREADS:
             raise ValueError(f"threads={self.threads} is more than {MAX_THREADS}")
         for name, value, least in (
@@ -79,7 +93,7 @@ def runner_info(config: EngineConfig, options: RuntimeOptions) -> RunnerInfo:
         caches=tuple(caches),
         eos_token_ids=config.model.eos_token_ids,
         pad_token_id=config.model.pad_token_id,
-        costs=_costs(config.program(), options.threads or torch.get_num_threads()),
+        costs=_costs(config.program(), options.threads or default_threads()),
     )
 
 
@@ -89,21 +103,65 @@ def _costs(program: Program, threads: int) -> Costs:
     return Costs(sum(program.flops(node, load) for node in program.nodes) / (FLOPS_PER_THREAD * threads))
 
 
+def default_threads() -> int:
+    """OMP_NUM_THREADS where it is a number, else the cores that this process may use."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdecimal() and 1 <= int(asked) <= MAX_THREADS:
+        return int(asked)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def load_runner(engine_dir: str | Path, options: RuntimeOptions | None = None) -> Runner:
     """Open an engine. Raises `ValueError` with one clear line if it is damaged or built by another version."""
     engine_dir, options = Path(engine_dir), options or RuntimeOptions()
     config = read_engine_config(engine_dir)
-    program = config.program()
+    info = runner_info(config, options)
+    packed = open_packed(engine_dir, config)
+    _check_memory(info)
+    return make_runner(config, packed, info, options)
+
+
+def open_packed(engine_dir: Path, config: EngineConfig) -> PackedFile:
+    """Map the weights of an engine. Raises `ValueError` where they are not those of its config."""
     try:
-        stored = open_weights(engine_dir / ENGINE_FILE, config.model)
+        return PackedFile(engine_dir / ENGINE_FILE, config.lowered().packed_weights())
     except ValueError as error:
         raise ValueError(f"{engine_dir}: {error}; build the engine again") from None
-    weights = {name: stored.get_tensor(name) for name in program.weights}
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    info = runner_info(config, options)
-    _check_memory(info)
-    return TorchRunner(program, weights, info, options.walker)
+
+
+def make_runner(config: EngineConfig, packed: PackedFile, info: RunnerInfo, options: RuntimeOptions) -> Runner:
+    """The runner that the options ask for, with pools as `info` says."""
+    threads, walker = options.threads or default_threads(), options.walker
+    if walker == "cpu":
+        try:
+            load_library()
+        except ValueError as error:
+            log.warning("%s: running on torch, which is slower", error)
+            walker = "torch"
+        else:
+            return CpuRunner(config.program(), config.lowered, packed.data, info, threads, options.isa)
+    torch.set_num_threads(threads)
+    return TorchRunner(*unpacked(config, packed), info, walker)
+
+
+def unpacked(config: EngineConfig, packed: PackedFile) -> tuple[Program, dict[str, Tensor]]:
+    """The program and its weights as the numbers that an engine's formats stand for.
+
+    A weight that is stored in two formats, as tied embeddings may be, goes by two names.
+    """
+    program = config.program()
+    found: dict[str, tuple[str, str]] = {}  # the packed weight and the part of it
+    for name, weight in config.lowered().packed_weights().items():
+        found |= {f"{part}@{weight.stored}": (name, part) for part in weight.parts}
+    for i, node in enumerate(program.nodes):
+        names = {
+            role: f"{weight}@{stored_as(program, config.stored, node, role)}" for role, weight in node.weights.items()
+        }
+        program.weights |= {names[role]: program.weights[weight] for role, weight in node.weights.items()}
+        program.nodes[i] = replace(node, weights=names)
+    used = {name for node in program.nodes for name in node.weights.values()}
+    program.weights = {name: spec for name, spec in program.weights.items() if name in used}
+    return program, {name: packed.part(*found[name]) for name in used}
 
 
 def _check_memory(info: RunnerInfo) -> None:

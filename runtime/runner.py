@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridtrt.plugins.caches import CacheSpec
+from hybridtrt.plugins.program import Program
 from hybridtrt.plugins.step import StepBatch
 
 
@@ -73,3 +74,22 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Release memory and threads."""
+
+
+@runtime_checkable
+class TracingRunner(Protocol):
+    """A `Runner` that can show what it computes on the way."""
+
+    @property
+    def info(self) -> RunnerInfo:
+        """Limits and pool sizes."""
+
+    @property
+    def program(self) -> Program:
+        """The operator calls that it runs."""
+
+    def clear_slots(self, slots: Sequence[int]) -> None:
+        """Zero these slots."""
+
+    def trace(self, batch: StepBatch, names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+        """Run one step and return the named values of the program."""

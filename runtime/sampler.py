@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridtrt.plugins.sample import Sampled, SampleParams
-from hybridtrt.plugins.sample.vectorized import largest, sample
 from hybridtrt.plugins.sample.reference import greedy, log_normalizer
+from hybridtrt.plugins.sample.vectorized import largest, sample
 from hybridtrt.runtime.logits_processors import FORBIDDEN
 from hybridtrt.runtime.request import SamplingParams, TopLogProbs
 from hybridtrt.runtime.sequence import Sequence

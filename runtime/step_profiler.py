@@ -11,8 +11,7 @@ import numpy as np
 from hybridtrt.converters.memory import PageGroup, cache_memory
 from hybridtrt.plugins.step import Int32, StepBatch
 from hybridtrt.runtime.profile import StepProfile
-from hybridtrt.runtime.runner import Runner, RunnerInfo
-from hybridtrt.runtime.torch_runner import TorchRunner
+from hybridtrt.runtime.runner import Runner, RunnerInfo, TracingRunner
 
 REPEATS = 3
 COPIED_PAGES = 32  # of each group, at most
@@ -87,7 +86,7 @@ class StepProfiler:
 
 def active_experts(runner: Runner, batch: StepBatch) -> float | None:
     """Experts with at least one token of a step, mean over the MoE layers; None where the runner cannot tell."""
-    if not isinstance(runner, TorchRunner):
+    if not isinstance(runner, TracingRunner):
         return None
     program = runner.program
     layers = [(node.inputs[2], node.weights["up"]) for node in program.nodes if node.op == "experts"]

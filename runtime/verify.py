@@ -19,7 +19,7 @@ from hybridtrt.runtime.forward import full_logits
 from hybridtrt.runtime.layer_trace import oracle_stream, our_stream
 from hybridtrt.runtime.load import RuntimeOptions, load_runner
 from hybridtrt.runtime.request import Request, SamplingParams
-from hybridtrt.runtime.torch_runner import TorchRunner
+from hybridtrt.runtime.runner import TracingRunner
 
 PROMPT_LENGTHS = (1, 2, 7, 64, 65, 200)
 NEW_TOKENS = 32
@@ -146,7 +146,7 @@ def verify(
         progress(f"prompt of {len(prompt)} tokens, {len(reports) + 1} of {len(prompts)}")
         reports.append(_compare(oracle, runner, prompt, min(NEW_TOKENS, runner.info.max_seq_len - len(prompt))))
     layers: tuple[LayerReport, ...] = ()
-    if isinstance(runner, TorchRunner):
+    if isinstance(runner, TracingRunner):
         progress(f"{len(config.layers)} layers")
         layers = _compare_layers(oracle, runner, config, prompts[-1])
     return VerifyReport(config.architecture, tuple(reports), threshold, layers)
@@ -208,7 +208,7 @@ def _compare(oracle: Any, runner: Any, prompt: list[int], new_tokens: int) -> Pr
 
 
 def _compare_layers(
-    oracle: Any, runner: TorchRunner, config: ModelConfig, prompt: list[int]
+    oracle: Any, runner: TracingRunner, config: ModelConfig, prompt: list[int]
 ) -> tuple[LayerReport, ...]:
     names = [("embedding", "", "")]
     names += [(str(i), layer.mixer_names(), layer.ffn_names()) for i, layer in enumerate(config.layers)]

@@ -23,7 +23,7 @@ if ! .venv/bin/python -c 'import sys, pip; sys.exit(not (3, 11) <= sys.version_i
 fi
 
 extras=$(IFS=,; echo "$*")
-wanted="$extras $(sha256sum pyproject.toml setup.cfg)"
+wanted="$extras $(sha256sum pyproject.toml setup.cfg setup.py)"
 stamp=.venv/.installed-${extras:-base}
 if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
   echo "installing hybridtrt${extras:+[$extras]} and what it needs (a few minutes the first time)"
@@ -32,3 +32,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".${extras:+[$extras]}"
   echo "$wanted" >"$stamp"
 fi
+
+# Sources may be newer than the installation. Without a compiler everything runs on torch, which is slower.
+.venv/bin/python plugins/native/compile.py >/dev/null ||
+  echo "warning: the C++ kernels were not compiled; models will run on torch" >&2

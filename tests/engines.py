@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from hybridtrt.build.build import build
 from hybridtrt.build.engine import BuildConfig, read_engine_config
-from hybridtrt.converters.checkpoint import open_weights
 from hybridtrt.converters.convert import convert
-from hybridtrt.runtime.load import RuntimeOptions, runner_info
+from hybridtrt.runtime.load import RuntimeOptions, make_runner, open_packed, runner_info, unpacked
+from hybridtrt.runtime.runner import Runner
 from hybridtrt.runtime.torch_runner import TorchRunner
 
 LIMITS = BuildConfig(max_batch_size=8, max_num_tokens=256, max_seq_len=256, tokens_per_block=16)
@@ -58,11 +58,16 @@ def relative_error(logits: NDArray[np.float32], expected: NDArray[np.float32]) -
     return float(np.abs(logits - expected).max() / expected.std())
 
 
-def rebuilt_runner(variant: str, dtype: torch.dtype = torch.float32, **build_config: Any) -> TorchRunner:
-    """The runner of a tiny engine as if it had been built with another config."""
+def rebuilt_runner(variant: str, **build_config: Any) -> Runner:
+    """The runner of a tiny engine as if it had been built with other caches and limits."""
     folder = tiny_engine(variant)
     config = read_engine_config(folder)
     config = replace(config, build=replace(config.build, **build_config))
-    program, stored = config.program(), open_weights(folder / "rank0.engine", config.model)
-    weights = {name: stored.get_tensor(name) for name in program.weights}
-    return TorchRunner(program, weights, runner_info(config, RuntimeOptions()), dtype=dtype)
+    return make_runner(config, open_packed(folder, config), runner_info(config, RuntimeOptions()), RuntimeOptions())
+
+
+def float64_runner(folder: Path) -> TorchRunner:
+    """The runner of an engine that computes in float64."""
+    config = read_engine_config(folder)
+    weights = unpacked(config, open_packed(folder, config))
+    return TorchRunner(*weights, runner_info(config, RuntimeOptions()), dtype=torch.float64)

@@ -6,21 +6,22 @@ import resource
 from dataclasses import replace
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from hybridtrt.build.engine import BuildConfig, EngineConfig
+from hybridtrt.build.packed_file import stored_bytes
 from hybridtrt.converters.config import Block, LayerConfig, ModelConfig
 from hybridtrt.converters.ffns import MlpConfig
 from hybridtrt.converters.mixers import AttentionConfig, GatedDeltaConfig
+from hybridtrt.runtime.cpu_runner import CpuRunner
 from hybridtrt.runtime.load import RuntimeOptions, runner_info
-from hybridtrt.runtime.torch_runner import TorchRunner
 
 
-def empty_runner(config: EngineConfig) -> TorchRunner:
+def empty_runner(config: EngineConfig) -> CpuRunner:
     """A runner whose weights are all zero."""
-    program = config.program()
-    weights = {name: torch.zeros([int(dim) for dim in spec.shape]) for name, spec in program.weights.items()}
-    return TorchRunner(program, weights, runner_info(config, RuntimeOptions()))
+    packed = config.lowered().packed_weights()
+    weights = {name: np.zeros(stored_bytes(weight), np.uint8) for name, weight in packed.items()}
+    return CpuRunner(config.program(), config.lowered, weights, runner_info(config, RuntimeOptions()), threads=1)
 
 
 def print_growth() -> None:
@@ -37,7 +38,7 @@ def print_growth() -> None:
     print(plan.page_bytes + plan.state_bytes, resident_bytes() - before)
 
 
-def fill(runner: TorchRunner) -> None:
+def fill(runner: CpuRunner) -> None:
     """Touch every byte of the pools."""
     runner.poison({group: range(count) for group, count in runner.info.num_pages.items()}, range(runner.info.num_slots))
 

@@ -20,7 +20,7 @@ from hybridtrt.plugins.sample.philox import uniform
 from hybridtrt.runtime.engine import Engine, EngineOptions
 from hybridtrt.runtime.forward import full_logits
 from hybridtrt.runtime.request import Request, SamplingParams
-from hybridtrt.runtime.torch_runner import TorchRunner
+from hybridtrt.runtime.runner import Runner
 from hybridtrt.runtime.verify import agreeing_tokens
 
 KINDS = ("jamba", "granitemoehybrid", "qwen3_next", "lfm2", "gemma3_text.scaled", "recurrent_gemma", "deepseek_v3")
@@ -30,7 +30,7 @@ LENGTHS = (33, 1, 7, 20, 16, 48, 2, 40)
 
 
 @cache
-def runner(variant: str) -> TorchRunner:
+def runner(variant: str) -> Runner:
     return tiny_runner(variant, longest=80, spare=12, num_slots=12, max_num_tokens=256)
 
 
@@ -54,7 +54,7 @@ def test_logits_hardly_move_with_the_batch(variant: str) -> None:
 
 
 @cache
-def lone_runner(variant: str) -> TorchRunner:
+def lone_runner(variant: str) -> Runner:
     return tiny_runner(variant, longest=80, spare=0, num_slots=2, max_num_tokens=256)
 
 

@@ -12,15 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from checkpoints import TINY, random_model, save, tiny_model
-from engines import make_engine, oracle_logits, relative_error, tiny_engine
+from engines import float64_runner, make_engine, oracle_logits, relative_error, tiny_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridtrt.build.engine import ENGINE_FILE, read_engine_config
 from hybridtrt.build.network import build_program
-from hybridtrt.converters.checkpoint import open_weights
 from hybridtrt.converters.config import ModelConfig
 from hybridtrt.converters.describe import describe
 from hybridtrt.converters.families.hybridtrt_free_mix import FAMILY
@@ -29,10 +26,9 @@ from hybridtrt.converters.memory import PageGroup, PoolLimits, cache_memory, pla
 from hybridtrt.plugins.caches import PageSpec
 from hybridtrt.runtime.engine import Engine
 from hybridtrt.runtime.forward import full_logits
-from hybridtrt.runtime.load import RuntimeOptions, load_runner, runner_info
+from hybridtrt.runtime.load import load_runner
 from hybridtrt.runtime.pages import PagePool
 from hybridtrt.runtime.request import Request, SamplingParams
-from hybridtrt.runtime.torch_runner import TorchRunner
 
 OWN = "hybridtrt_free_mix.own"
 PLAIN = {"vocab_size": 96, "hidden_size": 32, "max_position_embeddings": 256}
@@ -113,10 +109,7 @@ def test_any_mix_equals_the_plain_definitions(layers: list[dict[str, Any]], chun
     ids = np.random.default_rng(chunk).integers(0, 96, 37).tolist()
     with tempfile.TemporaryDirectory() as folder:
         engine = make_engine(save(model, Path(folder) / "model"))
-        config = read_engine_config(engine)
-        program, stored = config.program(), open_weights(engine / ENGINE_FILE, config.model)
-        weights = {name: stored.get_tensor(name) for name in program.weights}
-        runner = TorchRunner(program, weights, runner_info(config, RuntimeOptions()), dtype=torch.float64)
+        runner = float64_runner(engine)
     expected = oracle_logits(model.double(), ids)
     for size in (None, chunk):
         assert relative_error(full_logits(runner, ids, size), expected) < 1e-6

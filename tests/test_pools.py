@@ -12,7 +12,6 @@ import checkpoints
 import numpy as np
 import pool_growth
 import pytest
-import torch
 from engines import LIMITS, rebuilt_runner, relative_error, tiny_engine
 from pool_growth import empty_runner
 
@@ -21,6 +20,7 @@ from hybridtrt.converters.families import families
 from hybridtrt.converters.memory import cache_memory
 from hybridtrt.converters.model_reader import read_model_config
 from hybridtrt.plugins.caches import PageSpec
+from hybridtrt.runtime.cpu_runner import CpuRunner
 from hybridtrt.runtime.forward import full_logits
 from hybridtrt.runtime.load import FLOPS_PER_THREAD, RuntimeOptions, runner_info
 
@@ -41,9 +41,9 @@ def test_pools_take_what_was_planned(variant: str, state_dtype: str, tmp_path: P
     limits = replace(LIMITS, max_num_tokens=40, state_dtype=state_dtype, kv_cache_dtype="bfloat16")
     config = EngineConfig(read_model_config(tmp_path), limits)
     runner, plan = empty_runner(config), config.memory()
-    assert sum(pool.nbytes for own in runner._pages.values() for pool in own) == plan.page_bytes
-    assert sum(pool.nbytes for pool in runner._states) == plan.state_bytes
-    assert {group: len(own[0]) for group, own in runner._pages.items()} == plan.num_pages
+    assert sum(pool.data.nbytes for own in runner._pages.values() for pool in own) == plan.page_bytes
+    assert sum(pool.data.nbytes for pool in runner._states) == plan.state_bytes
+    assert {group: len(own[0].data) for group, own in runner._pages.items()} == plan.num_pages
 
 
 def test_pools_are_what_the_process_grows_by() -> None:
@@ -61,8 +61,9 @@ def test_pools_are_what_the_process_grows_by() -> None:
 def test_states_in_half_precision(variant: str, dtype: str) -> None:
     """Rounded after every step of 3 tokens to 8 or 11 bits; no model has experts, which a rounding could exchange."""
     runner = rebuilt_runner(variant, state_dtype=dtype)
-    assert {pool.dtype for pool in runner._states} == {getattr(torch, dtype)}
-    assert {pool.dtype for own in runner._pages.values() for pool in own} <= {torch.float32}
+    assert isinstance(runner, CpuRunner)
+    assert {pool.dtype for pool in runner._states} == {dtype}
+    assert {pool.dtype for own in runner._pages.values() for pool in own} <= {"float32"}
     moved = relative_error(full_logits(runner, IDS, 3), full_logits(rebuilt_runner(variant), IDS, 3))
     assert 0 < moved < HALF[dtype]
 
@@ -71,8 +72,9 @@ def test_states_in_half_precision(variant: str, dtype: str) -> None:
 @pytest.mark.parametrize("variant", ["qwen3_5_text", "deepseek_v3.dense", "gemma3_text"])
 def test_pages_in_half_precision(variant: str, dtype: str) -> None:
     runner = rebuilt_runner(variant, kv_cache_dtype=dtype)
-    assert {pool.dtype for own in runner._pages.values() for pool in own} == {getattr(torch, dtype)}
-    assert {pool.dtype for pool in runner._states} <= {torch.float32}
+    assert isinstance(runner, CpuRunner)
+    assert {pool.dtype for own in runner._pages.values() for pool in own} == {dtype}
+    assert {pool.dtype for pool in runner._states} <= {"float32"}
     moved = relative_error(full_logits(runner, IDS, 3), full_logits(rebuilt_runner(variant), IDS, 3))
     assert 0 < moved < HALF[dtype]
 

@@ -1,4 +1,4 @@
-"""The torch runner and what loads it: pools that are cleared and poisoned where they should, and steps by hand."""
+"""The runners and what loads them: pools that are cleared and poisoned where they should, and steps by hand."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import gc
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from engines import LIMITS, rebuilt_runner, tiny_engine
+from engines import LIMITS, float64_runner, tiny_engine
 from null_runner import null_info
 from numpy.typing import NDArray
 
@@ -18,6 +19,7 @@ from hybridtrt.build.engine import BuildConfig, EngineConfig, read_engine_config
 from hybridtrt.plugins.pointwise import vectorized as pointwise_kernels
 from hybridtrt.plugins.ragged import Step
 from hybridtrt.plugins.step import StepBatch
+from hybridtrt.runtime.cpu_runner import CpuRunner
 from hybridtrt.runtime.forward import full_logits, prefill_steps
 from hybridtrt.runtime.load import RuntimeOptions, load_runner, runner_info
 from hybridtrt.runtime.runner import Runner
@@ -27,9 +29,9 @@ FAMILY = "qwen3_next"  # states and pages
 IDS = np.random.default_rng(0).integers(0, 96, 40).tolist()
 
 
-@pytest.fixture
-def runner() -> Runner:
-    return load_runner(tiny_engine(FAMILY))
+@pytest.fixture(params=["torch", "cpu"])
+def runner(request: pytest.FixtureRequest) -> Runner:
+    return load_runner(tiny_engine(FAMILY), RuntimeOptions(walker=request.param))
 
 
 def one_row(ids: Sequence[int], context: int, slot: int, pages: Sequence[int], groups: Sequence[str]) -> StepBatch:
@@ -155,9 +157,10 @@ def test_only_the_tokens_that_want_logits_get_them(runner: Runner) -> None:
     assert runner.step(replace(batch, logits_indices=np.array([], np.int32))).shape == (0, 96)
 
 
-def pools(runner: Runner) -> list[torch.Tensor]:
-    assert isinstance(runner, TorchRunner)
-    return [*runner._states, *(pool for own in runner._pages.values() for pool in own)]
+def pools(runner: Runner) -> list[Any]:
+    assert isinstance(runner, TorchRunner | CpuRunner)
+    found: list[Any] = [*runner._states, *(pool for own in runner._pages.values() for pool in own)]
+    return [pool.data for pool in found] if isinstance(runner, CpuRunner) else found
 
 
 def test_pools_are_gone_when_the_runner_is_closed(runner: Runner) -> None:
@@ -179,7 +182,7 @@ def test_values_are_gone_when_nothing_reads_them(monkeypatch: pytest.MonkeyPatch
         return x[step.logits_indices]
 
     monkeypatch.setattr(pointwise_kernels, "gather_rows", gather_rows)
-    runner = load_runner(tiny_engine(FAMILY))
+    runner = load_runner(tiny_engine(FAMILY), RuntimeOptions(walker="torch"))
     full_logits(runner, IDS[:37])
     assert isinstance(runner, TorchRunner)
     assert alive[0] < 12 < len(runner.program.nodes) / 4
@@ -187,7 +190,7 @@ def test_values_are_gone_when_nothing_reads_them(monkeypatch: pytest.MonkeyPatch
 
 def test_float64_holds_states_and_pages_too() -> None:
     """In float64 a sequence in pieces equals a whole one far more closely than float32 pools would allow."""
-    runner = rebuilt_runner(FAMILY, torch.float64)
+    runner = float64_runner(tiny_engine(FAMILY))
     whole, pieces = full_logits(runner, IDS), full_logits(runner, IDS, 3)
     assert whole.dtype == np.float32
     np.testing.assert_allclose(pieces, whole, rtol=0, atol=1e-7)
@@ -230,7 +233,7 @@ def threads() -> Iterator[None]:
 @pytest.mark.usefixtures("threads")
 def test_threads() -> None:
     for count in (2, 1):
-        load_runner(tiny_engine(FAMILY), RuntimeOptions(threads=count))
+        load_runner(tiny_engine(FAMILY), RuntimeOptions(threads=count, walker="torch"))
         assert torch.get_num_threads() == count
     load_runner(tiny_engine(FAMILY))
     assert torch.get_num_threads() == 1

@@ -22,7 +22,7 @@ from hybridtrt.converters.families import families
 from hybridtrt.converters.model_reader import read_model_config
 from hybridtrt.runtime.layer_trace import oracle_stream, our_stream, stream_names
 from hybridtrt.runtime.load import load_runner
-from hybridtrt.runtime.torch_runner import TorchRunner
+from hybridtrt.runtime.runner import TracingRunner
 from hybridtrt.runtime.verify import verify
 
 VARIANTS = sorted(name for name in checkpoints.TINY if checkpoints.model_type(name) in families())
@@ -51,7 +51,7 @@ class Balanced(HTMLParser):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_stream_after_every_layer(variant: str) -> None:
     model, runner = checkpoints.tiny_model(variant), load_runner(tiny_engine(variant))
-    assert isinstance(runner, TorchRunner)
+    assert isinstance(runner, TracingRunner)
     ids = np.random.default_rng(0).integers(0, 96, 37).tolist()
     count = len(read_model_config(checkpoints.tiny_checkpoint(variant)).layers)
     ours, theirs = our_stream(runner, ids), oracle_stream(model, ids, count)

@@ -8,24 +8,21 @@ from typing import Any
 
 from engines import tiny_engine
 
-from hybridtrt.build.engine import ENGINE_FILE, read_engine_config
-from hybridtrt.build.network import build_program
-from hybridtrt.converters.checkpoint import open_weights
+from hybridtrt.build.engine import read_engine_config
 from hybridtrt.plugins.caches import PageSpec, pages_held
-from hybridtrt.runtime.load import RuntimeOptions, runner_info
-from hybridtrt.runtime.torch_runner import TorchRunner
+from hybridtrt.runtime.load import RuntimeOptions, make_runner, open_packed, runner_info
+from hybridtrt.runtime.runner import Runner
 
 
 def tiny_runner(
     variant: str, *, longest: int, spare: float, window_spare: float | None = None, num_slots: int, **limits: Any
-) -> TorchRunner:
+) -> Runner:
     """A runner whose pools hold one sequence of `longest` tokens and `spare` times as many pages besides.
 
     Page groups with a window have `window_spare` times as many besides, if it is given.
     """
     folder = tiny_engine(variant)
     config = read_engine_config(folder)
-    program, stored = build_program(config.model), open_weights(folder / ENGINE_FILE, config.model)
     info = replace(runner_info(config, RuntimeOptions()), page_size=4, num_slots=num_slots, **limits)
     num_pages = {}
     for spec in info.caches:
@@ -33,5 +30,4 @@ def tiny_runner(
             pages = pages_held(longest, info.page_size, spec.window, spec.limit, info.max_num_tokens)
             times = spare if spec.window is None or window_spare is None else window_spare
             num_pages[spec.group] = 1 + math.ceil((1 + times) * pages)
-    weights = {name: stored.get_tensor(name) for name in program.weights}
-    return TorchRunner(program, weights, replace(info, num_pages=num_pages))
+    return make_runner(config, open_packed(folder, config), replace(info, num_pages=num_pages), RuntimeOptions())

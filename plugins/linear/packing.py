@@ -51,3 +51,12 @@ def unpack(data: Bytes, form: str, shape: tuple[int, ...], group: int = 0) -> Te
 def _panels(matrix: Tensor) -> Tensor:
     short = -matrix.shape[-2] % PANEL
     return torch.nn.functional.pad(matrix, (0, 0, 0, short)).unflatten(-2, (-1, PANEL))
+
+
+def packed_bytes(shape: tuple[int, ...], form: str, group: int = 0) -> int:
+    *lead, n, k = shape
+    e = 1
+    for d in lead:
+        e *= d
+    per = {"panel_float32": 4 * k, "panel_bfloat16": 4 * (-(-k // 2))}[form]
+    return e * -(-n // 16) * 16 * per

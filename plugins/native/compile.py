@@ -1,7 +1,7 @@
 """Compiles the C++ executor and its kernels: `python compile.py [--output FILE] [--sanitize]`; setup.py calls it too.
 
-Needs a C++17 compiler (`CXX`, or g++, clang++, c++) and nothing of Python's or torch's headers. Every kernel is compiled
-once for each instruction set of this kind of machine; which one runs is chosen when a program is made.
+Needs a C++17 compiler (`CXX`, or g++, clang++, c++) and nothing of Python's or torch's headers. Every kernel is
+compiled once for each instruction set of this kind of machine; which one runs is chosen when a program is made.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOMS = HERE.parent
 LIBRARY = "_cpu.so"
+_AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt")
 X86 = {
     "base": (),
-    "avx2": ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt"),
-    "avx512": tuple(
-        f"-m{name}"
-        for name in "avx2 fma f16c bmi bmi2 lzcnt popcnt avx512f avx512bw avx512dq avx512vl avx512vnni".split()
-    ),
+    "avx2": _AVX2,
+    "avx512": (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
 }
 COMMON = (
     *("-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
-from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -133,7 +133,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Node:
-    """One node; every list is in the order of the operator's spec. An absent weight is None, an absent attribute NaN."""
+    """One node; lists are in the order of the operator's spec. An absent weight is None, an absent attribute NaN."""
 
     op: str
     inputs: tuple[Operand, ...]
@@ -284,14 +284,9 @@ def _cache(pool: Pool) -> _Cache:
 
 
 def _node(node: Node) -> _Node:
-    lists: Mapping[type, list[object]] = {
-        _Operand: [_operand(o) for o in (*node.inputs, *node.outputs)],
-        _Weight: [_weight(w) for w in node.weights],
-        _Cache: [_cache(c) for c in node.caches],
-    }
-    operands = (_Operand * len(lists[_Operand]))(*lists[_Operand])
-    inputs = ctypes.cast(operands, POINTER(_Operand))
-    outputs = ctypes.cast(byref(operands, len(node.inputs) * ctypes.sizeof(_Operand)), POINTER(_Operand))
+    operands = [_operand(operand) for operand in (*node.inputs, *node.outputs)]
+    array = (_Operand * len(operands))(*operands)
+    outputs = byref(array, len(node.inputs) * ctypes.sizeof(_Operand))
     return _Node(
         node.op.encode(),
         len(node.inputs),
@@ -299,9 +294,9 @@ def _node(node: Node) -> _Node:
         len(node.weights),
         len(node.caches),
         len(node.attributes),
-        inputs,
-        outputs,
-        (_Weight * len(node.weights))(*lists[_Weight]),
-        (_Cache * len(node.caches))(*lists[_Cache]),
+        ctypes.cast(array, POINTER(_Operand)),
+        ctypes.cast(outputs, POINTER(_Operand)),
+        (_Weight * len(node.weights))(*(_weight(weight) for weight in node.weights)),
+        (_Cache * len(node.caches))(*(_cache(pool) for pool in node.caches)),
         (c_double * len(node.attributes))(*node.attributes),
     )

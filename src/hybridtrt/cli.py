@@ -79,6 +79,21 @@ def make_parser() -> argparse.ArgumentParser:
         "--state-dtype", help="of recurrent states: float32 (default), bfloat16, or float16 with a warning"
     )
     one.add_argument("--kv-cache-dtype", help="of KV pages: float32 (default), bfloat16 or float16")
+    one.add_argument(
+        "--weights", help="of matrices: float32, bfloat16, int8 or int4; by default as the checkpoint has them"
+    )
+    one.add_argument(
+        "--group-size",
+        type=int,
+        help="weights that share a scale: 32 (default), 64 or 128 with int4; 0 "
+        "(default: all of an output), 32, 64 or 128 with int8",
+    )
+    one.add_argument(
+        "--exclude",
+        action="append",
+        metavar="PATTERN",
+        help="matrices that stay as the checkpoint has them, such as lm_head.weight or layers.0.*; may be repeated",
+    )
 
     one = add(commands.inspect)
     one.add_argument("path", type=Path, help="model folder, checkpoint or engine")

@@ -71,8 +71,9 @@ def build(args: argparse.Namespace) -> int:
     from hybridtrt.build.build import build, default_build_config
     from hybridtrt.progress import byte_progress
 
-    names = ("target", "max_batch_size", "max_num_tokens", "max_seq_len", "tokens_per_block")
-    asked = {name: getattr(args, name) for name in (*names, "state_dtype", "kv_cache_dtype")}
+    sizes = ("max_batch_size", "max_num_tokens", "max_seq_len", "tokens_per_block")
+    names = ("target", *sizes, "state_dtype", "kv_cache_dtype", "weights", "group_size", "exclude")
+    asked = {name: getattr(args, name) for name in names}
     limits = replace(
         default_build_config(args.checkpoint), **{name: value for name, value in asked.items() if value is not None}
     )
