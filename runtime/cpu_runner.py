@@ -87,6 +87,11 @@ class CpuRunner:
         return self._lowered
 
     @property
+    def weight_bytes(self) -> dict[str, int]:
+        """Bytes of each packed weight."""
+        return {name: data.nbytes for name, data in self._weights.items()}
+
+    @property
     def native(self) -> Program:
         """The executor's program, with its times."""
         return self._program

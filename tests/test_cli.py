@@ -52,7 +52,7 @@ OPTIONS = {
     "inspect": ("--json",),
     "generate": ("--prompt", "--input-ids", "--max-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json"),
     "verify": ("--threshold", "--report", "--json"),
-    "bench": ("--batch", "--prompt", "--new", "--threads", "--json"),
+    "bench": ("--batch", "--prompt", "--new", "--threads", "--profile", "--json"),
     "serve": ("--http-port", "--grpc-port", "--metrics-port", "--state-dir", "--drain-seconds", "--swap-bytes"),
 }
 
@@ -404,6 +404,9 @@ def test_verify_against_another_model(command: Run, folders: Folders, tmp_path: 
     assert done.json["greedy_agree"] < done.json["greedy_tokens"] / 2
 
 
+ACHIEVED = {"gb_per_s", "gflop_per_s", "memory_share", "compute_share"}
+
+
 def test_bench(command: Run, folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates by a clock that ticks once a step: 3 prompts of 40 tokens take two steps of 64, then 4 steps decode."""
     steps = 0
@@ -419,18 +422,22 @@ def test_bench(command: Run, folders: Folders, monkeypatch: pytest.MonkeyPatch) 
     words = ["bench", folders.engine, "--batch", "1,3", "--prompt", 40, "--new", 5]
     done = command(*words, "--json")
     assert (done.status, done.err) == (0, "")
-    assert set(done.json) == {"results"}
+    assert set(done.json) == {"results", "limits"}
     one, three = done.json["results"]
     memory = [one.pop("peak_rss_mb"), three.pop("peak_rss_mb")]
-    rates = {"prefill_tokens_per_s": 40.0, "decode_tokens_per_s": 1.0}
-    assert one == {"batch": 1, "prompt": 40, "new": 5, **rates}
+    achieved = [one.pop("prefill"), one.pop("decode")]
+    rates = {"prefill_tokens_per_s": 40.0, "decode_tokens_per_s": 1.0, "ttft_ms": 1000.0, "tpot_ms": 1000.0}
+    assert one == {"batch": 1, "prompt": 40, "new": 5, "profile": [], **rates}
+    assert all(set(found) == ACHIEVED for found in achieved)
+    assert (three["ttft_ms"], three["tpot_ms"]) == (2000.0, 1000.0)
     assert (three["batch"], three["prefill_tokens_per_s"]) == (3, 60.0)
     assert three["decode_tokens_per_s"] in (11 / 4, 12 / 4)  # the first prompt may decode while the last is prefilled
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
     assert all(most / 4 < value <= most + 1 for value in memory)
     text = command(*words)
-    assert [line.split(",")[0] for line in text.out.splitlines()] == ["batch 1", "batch 3"]
-    assert "prefill 40.0 tokens/s, decode 1.0 tokens/s" in text.out.splitlines()[0]
+    lines = [line for line in text.out.splitlines() if line.startswith("batch")]
+    assert [line.split(",")[0] for line in lines] == ["batch 1", "batch 3"]
+    assert "prefill 40.0 tokens/s, decode 1.0 tokens/s, TTFT 1000.0 ms, TPOT 1000.00 ms" in lines[0]
 
 
 def test_bench_counts_every_token(

@@ -122,6 +122,7 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument("--prompt", type=int, default=128, help="prompt tokens of each request")
     one.add_argument("--new", type=int, default=64, help="tokens to generate for each request")
     one.add_argument("--threads", type=int, help="compute threads")
+    one.add_argument("--profile", action="store_true", help="show the time of each layer kind and operator")
 
     one = add(commands.profile)
     one.add_argument("engine", type=Path, help="engine folder")

@@ -7,7 +7,10 @@ import json
 import os
 import sys
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hybridtrt.runtime.limits import Limits
 
 
 def _print_json(data: Any) -> None:
@@ -154,24 +157,40 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def bench(args: argparse.Namespace) -> int:
-    """Measure prefill and decode throughput."""
+    """Measure prefill and decode: tokens a second, latencies, and how near they come to the machine's limits."""
     from hybridtrt.progress import count_progress
-    from hybridtrt.runtime.bench import bench
+    from hybridtrt.runtime.bench import measure, open_bench
 
     results = []
-    with count_progress("bench", sum(args.batch) * args.new, "token") as advance:
-        for result in bench(args.engine, args.batch, args.prompt, args.new, args.threads, advance):
-            results.append(result)
-            if not args.json:
-                print(
-                    f"batch {result.batch}, prompt {result.prompt}, new {result.new}: "
-                    f"prefill {result.prefill_tokens_per_s:.1f} tokens/s, decode {result.decode_tokens_per_s:.1f} "
-                    f"tokens/s, peak memory {result.peak_rss_mb:.0f} MB",
-                    flush=True,
-                )
+    with open_bench(args.engine, args.threads, args.profile) as opened:
+        opened.check(args.batch, args.prompt, args.new)
+        limits = _limits(args.threads)
+        if args.profile and not opened.profiles:
+            print("no profile: this engine runs on torch, whose kernels are not timed one by one", file=sys.stderr)
+        if limits is not None and not args.json:
+            print(limits.render(), flush=True)
+        with count_progress("bench", sum(args.batch) * args.new, "token") as advance:
+            for result in measure(opened, args.batch, args.prompt, args.new, limits, advance):
+                results.append(result)
+                if not args.json:
+                    print(result.render(), flush=True)
     if args.json:
-        _print_json({"results": [asdict(result) for result in results]})
+        measured = None if limits is None else asdict(limits)
+        _print_json({"results": [asdict(result) for result in results], "limits": measured})
     return 0
+
+
+def _limits(threads: int | None) -> Limits | None:
+    """The machine's limits, or None, with a line on standard error, where they cannot be measured."""
+    import torch
+
+    from hybridtrt.runtime.limits import measure_limits
+
+    try:
+        return measure_limits(threads or torch.get_num_threads())
+    except (ValueError, MemoryError) as error:
+        print(f"no limits: {error}", file=sys.stderr)
+        return None
 
 
 def profile(args: argparse.Namespace) -> int:
