@@ -1,21 +1,38 @@
-// Dense projection.
-#include "simd.h"
+// Dense projection: the rows are packed, then each thread computes the outputs of its panels.
+#include "panels.h"
 
 namespace hybridtrt {
 namespace HT_ISA {
 
+constexpr int64_t ALONE = 4096;  // numbers that every thread packs for itself rather than wait for the others
+
 void linear(const Step&, const Call& call, Team& team) {
   const Tensor &x = call.inputs[0], &out = call.outputs[0];
-  const Weight &weight = call.weights[0], &bias = call.weights[1];
-  const int64_t k = weight.dims[1], n = weight.dims[0];
-  const Range panels = share(team, (n + 15) / 16);
-  for (int64_t p = panels.begin; p < panels.end; ++p)
-    for (int64_t t = 0; t < x.rows; ++t)
-      for (int64_t j = 0; j < 16 && p * 16 + j < n; ++j) {
-        float y = 0;
-        for (int64_t i = 0; i < k; ++i) y = fma1(floats(x, t)[i], floats(weight)[(p * k + i) * 16 + j], y);
-        floats(out, t)[p * 16 + j] = y + (bias.data ? floats(bias)[p * 16 + j] : 0.f);
-      }
+  const Matrix w = matrix_of(call.weights[0]);
+  const int64_t rows = x.rows, x_width = packed_width(w), tiles = tiles_of(rows);
+  if (!rows) return;
+  const auto pack = [&](float* to, Range range) {
+    for (int64_t tile = range.begin; tile < range.end; ++tile) {
+      const int64_t first = tile_begin(rows, tile), count = tile_begin(rows, tile + 1) - first;
+      pack_tile(to + first * x_width, w, count, [&](int64_t i) { return floats(x, first + i); });
+    }
+  };
+  const float* packed;
+  if (rows == 1 && is_float(w.format) && x_width == w.k) {
+    packed = floats(x);
+  } else if (rows * x_width <= ALONE) {
+    float* to = static_cast<float*>(team_scratch(team, size_t(rows * x_width) * 4));
+    pack(to, {0, tiles});
+    packed = to;
+  } else {
+    float* to = static_cast<float*>(team_workspace(team, size_t(rows * x_width) * 4));
+    pack(to, share(team, tiles));
+    team_wait(team);
+    packed = to;
+  }
+  const Weight& bias = call.weights[1];
+  multiply_panels(w, share(team, panels_of(w)), packed, rows, floats(out), out.row_stride,
+                  bias.data ? floats(bias) : nullptr);
 }
 
 }  // namespace HT_ISA
