@@ -36,14 +36,18 @@ def run_one(
     *inputs: Tensor,
     threads: int = 2,
     panel: str = "panel_float32",
-    group: int = 0,
+    group: int | str = 0,
     **named: Any,
 ) -> Any:
     """Run one operator; matrices that have panels are packed as `panel`. Caches are updated in place.
 
+    `group` is the attribute of that name where it is one, and otherwise the numbers that share a scale.
+
     Raises `AssertionError` where the kernel wrote beside its output.
     """
     kept: list[Any] = []
+    if "group" in spec.attributes:
+        named["group"], group = group, 0
     packs = {role: (spec.name, role) in PANEL_ROLES for role in (*spec.weights, *spec.optional_weights)}
 
     def external(array: Any, rows: str) -> Operand:
