@@ -116,6 +116,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     one.add_argument("--report", type=Path, metavar="FILE.html", help="page to write, with the error by layer")
 
+    one = add(commands.eval)
+    one.add_argument("engine", type=Path, help="engine folder")
+    one.add_argument("--text", type=Path, required=True, metavar="FILE", help="a text in UTF-8")
+    one.add_argument("--context", type=int, help="tokens of a window, each scored by itself; by default max_seq_len")
+    one.add_argument("--threads", type=int, help="compute threads")
+
     one = add(commands.bench)
     one.add_argument("engine", type=Path, help="engine folder")
     one.add_argument("--batch", type=_integers, default=[1], metavar="1,8", help="batch sizes")

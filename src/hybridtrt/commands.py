@@ -156,6 +156,24 @@ def verify(args: argparse.Namespace) -> int:
     return 0 if report.passed else 1
 
 
+def eval(args: argparse.Namespace) -> int:
+    """Compute the perplexity of a text under an engine."""
+    from hybridtrt.progress import count_progress
+    from hybridtrt.runtime.evaluate import evaluate
+
+    result = evaluate(
+        args.engine, args.text, args.context, args.threads, lambda windows: count_progress("eval", windows, "window")
+    )
+    if args.json:
+        _print_json(asdict(result))
+    else:
+        print(
+            f"perplexity {result.perplexity:.4f}, {result.bits_per_byte:.4f} bits per byte: "
+            f"{result.scored} of {result.tokens} tokens scored, in windows of {result.context}"
+        )
+    return 0
+
+
 def bench(args: argparse.Namespace) -> int:
     """Measure prefill and decode: tokens a second, latencies, and how near they come to the machine's limits."""
     from hybridtrt.progress import count_progress
