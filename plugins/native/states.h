@@ -1,0 +1,132 @@
+// States of linear recurrences: between a pool's slots and panels, and one token's step over a slot.
+#pragma once
+#include "panels.h"
+
+namespace hybridtrt {
+namespace HT_ISA {
+
+// One head's state in a pool: [K, V], or transposed [V, K].
+struct State {
+  char* data;
+  int64_t format, K, V;
+  bool transposed;
+};
+
+HT_INLINE State head_state(const Cache& pool, int64_t slot, int64_t head, bool transposed) {
+  const int64_t rows = pool.dims[2], columns = pool.dims[3];
+  char* data = static_cast<char*>(pool.data) + (slot * pool.dims[1] + head) * rows * columns * bytes_of(pool.format);
+  return {data, pool.format, transposed ? columns : rows, transposed ? rows : columns, transposed};
+}
+
+// Panels first..last-1 of the state, together; `row` has room for PANEL * K and for V numbers.
+static void load_state(float* panels, const State& state, int64_t first, int64_t last, float* row) {
+  const int64_t K = state.K, V = state.V, size = bytes_of(state.format);
+  if (state.transposed) {
+    for (int64_t p = first; p < last; ++p, panels += K * PANEL) {
+      const int64_t n = V - p * PANEL < PANEL ? V - p * PANEL : PANEL;
+      widen(row, state.data + p * PANEL * K * size, state.format, n * K);
+      transpose_to_panels(panels, row, K, n, K);
+    }
+    return;
+  }
+  const int64_t columns = (last * PANEL < V ? last * PANEL : V) - first * PANEL;
+  for (int64_t k = 0; k < K; ++k) {
+    widen(row, state.data + (k * V + first * PANEL) * size, state.format, columns);
+    for (int64_t p = 0; p < last - first; ++p) {
+      vf y[2];
+      load_panel_row(y, row + p * PANEL, columns - p * PANEL);
+      store_panel_row(panels + (p * K + k) * PANEL, y, PANEL);
+    }
+  }
+}
+static void store_state(const State& state, const float* panels, int64_t first, int64_t last, float* row) {
+  const int64_t K = state.K, V = state.V, size = bytes_of(state.format);
+  if (state.transposed) {
+    for (int64_t p = first; p < last; ++p, panels += K * PANEL) {
+      const int64_t n = V - p * PANEL < PANEL ? V - p * PANEL : PANEL;
+      transpose_from_panels(row, K, panels, n, K);
+      narrow(state.data + p * PANEL * K * size, row, state.format, n * K);
+    }
+    return;
+  }
+  const int64_t columns = (last * PANEL < V ? last * PANEL : V) - first * PANEL;
+  for (int64_t k = 0; k < K; ++k) {
+    for (int64_t p = 0; p < last - first; ++p) {
+      const float* from = panels + (p * K + k) * PANEL;
+      const vf y[2] = {load(from), load(from + LANES)};
+      store_panel_row(row + p * PANEL, y, columns - p * PANEL);
+    }
+    narrow(state.data + (k * V + first * PANEL) * size, row, state.format, columns);
+  }
+}
+
+// One token, S [K, V] in rows ld apart, columns 0..n-1 of it: sums over the rows in order, four rows at a time.
+
+template <int R>
+HT_INLINE void read_rows(const float* s, int64_t ld, const float* x, const float* y, float* xs, float* ys, int64_t n) {
+  for (int64_t v = 0; v < n; v += LANES) {
+    const int64_t part = n - v < LANES ? n - v : LANES;
+    vf first = load(xs + v), second = load(ys + v);
+    for (int r = 0; r < R; ++r) {
+      const vf row = part == LANES ? load(s + r * ld + v) : load_part(s + r * ld + v, part);
+      first = fma(splat(x[r]), row, first);
+      second = fma(splat(y[r]), row, second);
+    }
+    store(xs + v, first);
+    store(ys + v, second);
+  }
+}
+// xs = x S and ys = y S.
+static void read_state(const float* s, int64_t ld, const float* x, const float* y, float* xs, float* ys, int64_t K,
+                       int64_t n) {
+  for (int64_t v = 0; v < n; v += LANES) store(xs + v, vf{}), store(ys + v, vf{});
+  int64_t k = 0;
+  for (; k + 4 <= K; k += 4) read_rows<4>(s + k * ld, ld, x + k, y + k, xs, ys, n);
+  for (; k < K; ++k) read_rows<1>(s + k * ld, ld, x + k, y + k, xs, ys, n);
+}
+
+template <int R>
+HT_INLINE void step_rows(float* to, const float* from, int64_t ld, const float* a, const float* k, const float* q,
+                         const float* u, float* o, int64_t n) {
+  for (int64_t v = 0; v < n; v += LANES) {
+    const int64_t part = n - v < LANES ? n - v : LANES;
+    const vf by = load(u + v);
+    vf read = load(o + v);
+    for (int r = 0; r < R; ++r) {
+      const vf old = part == LANES ? load(from + r * ld + v) : load_part(from + r * ld + v, part);
+      const vf row = fma(splat(k[r]), by, old * a[r]);
+      if (part == LANES)
+        store(to + r * ld + v, row);
+      else
+        store_part(to + r * ld + v, row, part);
+      read = fma(splat(q[r]), row, read);
+    }
+    store(o + v, read);
+  }
+}
+// S' = a S + k u^T, o = q S'; u and o have room for whole vectors.
+static void step_state(float* to, const float* from, int64_t ld, const float* a, const float* k, const float* q,
+                       const float* u, float* o, int64_t K, int64_t n) {
+  for (int64_t v = 0; v < n; v += LANES) store(o + v, vf{});
+  int64_t j = 0;
+  for (; j + 4 <= K; j += 4) step_rows<4>(to + j * ld, from + j * ld, ld, a + j, k + j, q + j, u, o, n);
+  for (; j < K; ++j) step_rows<1>(to + j * ld, from + j * ld, ld, a + j, k + j, q + j, u, o, n);
+}
+
+// The same with S transposed, rows 0..n-1 of it: S'_v = a S_v + u_v k, o_v = S'_v . q.
+static void step_transposed(float* to, const float* from, int64_t ld, float a, const float* k, const float* q,
+                            const float* u, float* o, int64_t K, int64_t n) {
+  for (int64_t v = 0; v < n; ++v) {
+    vf read = {};
+    for (int64_t j = 0; j < K; j += LANES) {
+      const int64_t part = K - j < LANES ? K - j : LANES;
+      const vf row = fma(splat(u[v]), load_part(k + j, part), load_part(from + v * ld + j, part) * a);
+      store_part(to + v * ld + j, row, part);
+      read = fma(row, load_part(q + j, part), read);
+    }
+    o[v] = sum(read);
+  }
+}
+
+}  // namespace HT_ISA
+}  // namespace hybridtrt
