@@ -200,12 +200,11 @@ def bench(args: argparse.Namespace) -> int:
 
 def _limits(threads: int | None) -> Limits | None:
     """The machine's limits, or None, with a line on standard error, where they cannot be measured."""
-    import torch
-
     from hybridtrt.runtime.limits import measure_limits
+    from hybridtrt.runtime.load import default_threads
 
     try:
-        return measure_limits(threads or torch.get_num_threads())
+        return measure_limits(threads or default_threads())
     except (ValueError, MemoryError) as error:
         print(f"no limits: {error}", file=sys.stderr)
         return None
