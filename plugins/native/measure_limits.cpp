@@ -91,12 +91,13 @@ extern "C" HT_API int ht_limits(int64_t threads, int64_t isa, double* out) {
     const Loops& loop = *loops(isa);
     constexpr size_t huge = 1 << 21;
     const size_t bytes = std::min(std::max(LEAST_BYTES, 4 * cache_bytes()), MOST_BYTES) / huge * huge;
-    char* data = static_cast<char*>(std::aligned_alloc(huge, bytes));
+    const size_t unread = (cache_bytes() / huge + 1) * huge;  // written last, and so what is cached at first
+    char* data = static_cast<char*>(std::aligned_alloc(huge, bytes + unread));
     if (!data) return -1;
 #if defined(MADV_HUGEPAGE)
-    madvise(data, bytes, MADV_HUGEPAGE);
+    madvise(data, bytes + unread, MADV_HUGEPAGE);
 #endif
-    std::memset(data, 1, bytes);
+    std::memset(data, 1, bytes + unread);
     std::vector<float> kept(size_t(threads) * 16, 0);  // each thread its own cache line
     const int64_t part = int64_t(bytes) / threads / CHUNK;
     const Rates reads = rates(int(threads), [&](int rank, int64_t call) {

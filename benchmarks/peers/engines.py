@@ -1,0 +1,107 @@
+"""The engines that compare.py runs: how each is made ready for a model and started."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from processes import Worker, run_quietly
+
+from hybridtrt.build.build import build, default_build_config
+from hybridtrt.build.engine import BuildConfig, read_engine_config
+from hybridtrt.converters.convert import convert
+
+HERE = Path(__file__).resolve().parent
+OURS = "hybridtrt"
+GGUF = {"float32": "f32", "bfloat16": "bf16", "int8": "q8_0"}  # llama.cpp's name of the same precision
+WEIGHTS = tuple(GGUF)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a run has: folders, threads, and which walker of ours runs."""
+
+    cache: Path  # engines and GGUF files, made once
+    threads: int
+    weights: str
+    limits: dict[str, int]  # of the engine that is built
+    llama: Path | None = None  # the folder of build_llama.sh
+    vllm_python: str | None = None  # an interpreter that has vLLM
+    walker: str = "cpu"
+    rebuild: bool = False
+
+
+Start = Callable[[Path, Setup], Worker]
+
+
+def start_ours(model: Path, setup: Setup) -> Worker:
+    """Convert and build if there is no engine of this model, these limits and this version."""
+    words = (str(model.resolve()), setup.weights, setup.limits)
+    folder = setup.cache / f"{model.name}-{setup.weights}-{hashlib.sha256(repr(words).encode()).hexdigest()[:8]}"
+    if setup.rebuild or not _loads(folder / "engine"):
+        convert(model, folder / "checkpoint")
+        base = default_build_config(folder / "checkpoint")
+        limits = {name: value for name, value in setup.limits.items() if value}
+        limits["max_seq_len"] = min(limits.get("max_seq_len", base.max_seq_len), _positions(folder / "checkpoint"))
+        build(folder / "checkpoint", folder / "engine", BuildConfig(**{"weights": setup.weights, **limits}))
+    command = [sys.executable, HERE / "hybridtrt_worker.py", folder / "engine", setup.threads, setup.walker]
+    return Worker([str(word) for word in command], setup.threads)
+
+
+def start_llama(model: Path, setup: Setup) -> Worker:
+    """Convert to GGUF if there is none yet."""
+    if setup.llama is None:
+        raise ValueError("llama.cpp needs the folder of build_llama.sh")
+    kind = GGUF[setup.weights]
+    gguf = setup.cache / f"{model.name}.{kind}.gguf"
+    if not gguf.is_file():
+        partial = gguf.with_suffix(".tmp")
+        gguf.parent.mkdir(parents=True, exist_ok=True)
+        run_quietly([sys.executable, HERE / "llama_convert.py", setup.llama / "source", model, partial, kind])
+        partial.rename(gguf)
+    return Worker([str(setup.llama / "llama_worker"), str(gguf), str(setup.threads)], setup.threads)
+
+
+def start_transformers(model: Path, setup: Setup) -> Worker:
+    """Float32, whatever the others have."""
+    return Worker([sys.executable, str(HERE / "transformers_worker.py"), str(model), str(setup.threads)], setup.threads)
+
+
+def start_vllm(model: Path, setup: Setup) -> Worker:
+    """In the dtype asked; it has no int8 that compares."""
+    python = setup.vllm_python or sys.executable
+    command = [python, str(HERE / "vllm_worker.py"), str(model), str(setup.threads), setup.weights]
+    return Worker(command, setup.threads)
+
+
+PEERS: dict[str, Start] = {"llama.cpp": start_llama, "transformers": start_transformers, "vllm": start_vllm}
+
+
+def available(setup: Setup) -> list[str]:
+    """The peers that this machine has and that compare at these weights."""
+    found = []
+    if setup.llama is not None:
+        found.append("llama.cpp")
+    if setup.weights == "float32":
+        found.append("transformers")
+    if setup.weights != "int8" and (setup.vllm_python or importlib.util.find_spec("vllm")):
+        found.append("vllm")
+    return found
+
+
+def _loads(engine: Path) -> bool:
+    try:
+        read_engine_config(engine)
+    except ValueError:
+        return False
+    return True
+
+
+def _positions(checkpoint: Path) -> int:
+    from hybridtrt.converters.checkpoint import load_checkpoint
+
+    return load_checkpoint(checkpoint).config.max_length
