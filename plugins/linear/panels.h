@@ -121,7 +121,7 @@ struct Part {
   const char* panel;
   const float* x;         // the tile, packed
   int64_t begin, end;     // of K; begin a multiple of CHUNK
-  int64_t padded, group, block;
+  int64_t group, block, blocks;  // blocks: those before begin
   float* y;
   int64_t y_stride, columns;
   const float* bias;      // where this is the last part of K
@@ -176,31 +176,31 @@ struct Product<PANEL_BF16, COUNT> {
 template <int BITS, int COUNT>
 HT_INLINE void multiply_integers(const Part& p, vf (&y)[COUNT][VECTORS]) {
   constexpr int PAIRS = 16 / BITS;  // in a step
-  const int64_t group = p.group ? p.group : p.padded, words = PANEL * BITS / 8;  // bytes for one of K
-  const float* x = p.x + COUNT * (p.begin / 2 + p.begin / p.block);
+  const char* w = p.panel + p.begin * PANEL * BITS / 8 + (p.group ? p.blocks : 1) * 2 * PANEL;
+  const char* scales = p.panel;
+  const float* x = p.x + COUNT * (p.begin / 2 + p.blocks);
   for (int64_t begin = p.begin; begin < p.end; begin += p.block) {
-    const int64_t end = p.end - begin < p.block ? p.end : begin + p.block;
-    const char* scales = p.panel + begin / group * (2 * PANEL + group * words);
-    const char* w = scales + 2 * PANEL + begin % group * words;
+    const int64_t steps = (p.end - begin < p.block ? p.end - begin : p.block) / (2 * PAIRS);
+    if (p.group) scales = w, w += 2 * PANEL;
     const float* row_scales = x;
     x += COUNT;
     vi sums[COUNT][VECTORS] = {};
-    for (int64_t k = begin; k < end; k += 2 * PAIRS, w += 4 * PANEL, x += PAIRS * COUNT) {
+    for (int64_t i = 0; i < steps; ++i, w += 4 * PANEL, x += PAIRS * COUNT) {
       __builtin_prefetch(w + AHEAD);
       vw step[VECTORS];
-      memcpy(step, w, sizeof step);
+      for (int v = 0; v < VECTORS; ++v) step[v] = (vw)load(reinterpret_cast<const float*>(w) + v * LANES);
       for (int j = 0; j < PAIRS; ++j) {
         vw pairs[VECTORS];
-        for (int i = 0; i < VECTORS; ++i) pairs[i] = (vw)((vw)(step[i] << (16 - BITS * (j + 1))) >> (16 - BITS));
+        for (int v = 0; v < VECTORS; ++v) pairs[v] = (vw)((vw)(step[v] << (16 - BITS * (j + 1))) >> (16 - BITS));
         for (int m = 0; m < COUNT; ++m)
-          for (int i = 0; i < VECTORS; ++i)
-            sums[m][i] = add_products(sums[m][i], pairs[i], (vw)splat(x[j * COUNT + m]));
+          for (int v = 0; v < VECTORS; ++v)
+            sums[m][v] = add_products(sums[m][v], pairs[v], (vw)splat(x[j * COUNT + m]));
       }
     }
-    for (int i = 0; i < VECTORS; ++i) {
-      const vf by = load_bf16(reinterpret_cast<const uint16_t*>(scales) + i * LANES);
+    for (int v = 0; v < VECTORS; ++v) {
+      const vf by = load_bf16(reinterpret_cast<const uint16_t*>(scales) + v * LANES);
       for (int m = 0; m < COUNT; ++m)
-        y[m][i] = fma(__builtin_convertvector(sums[m][i], vf), by * row_scales[m], y[m][i]);
+        y[m][v] = fma(__builtin_convertvector(sums[m][v], vf), by * row_scales[m], y[m][v]);
     }
   }
 }
@@ -274,7 +274,7 @@ HT_INLINE PartKernel part_kernel(int64_t format, int64_t rows) {
 static void multiply_panels(const Matrix& w, Range panels, const float* packed, int64_t rows, float* y,
                             int64_t y_stride, const float* bias) {
   const int64_t k = padded_k(w), x_width = packed_width(w), bytes = panel_bytes(w), tiles = tiles_of(rows);
-  Part part{nullptr, nullptr, 0, 0, k, w.group, block_of(w), nullptr, y_stride, 0, nullptr};
+  Part part{nullptr, nullptr, 0, 0, w.group, block_of(w), 0, nullptr, y_stride, 0, nullptr};
   const auto run = [&](int64_t panel, int64_t tile) {
     const int64_t first = tile_begin(rows, tile), count = tile_begin(rows, tile + 1) - first, n = panel * PANEL;
     part.panel = w.data + panel * bytes;
@@ -286,6 +286,7 @@ static void multiply_panels(const Matrix& w, Range panels, const float* packed, 
   };
   const auto part_of_k = [&](int64_t begin, int64_t most) {
     part.begin = begin;
+    part.blocks = begin / part.block;
     part.end = k - begin < most ? k : begin + most;
   };
   if (tiles == 1) {
