@@ -17,7 +17,6 @@ struct Attend {
   int64_t key_step, value_at, value_step, page_group, window;
   const float* sinks;  // [heads] or null
   float scale, softcap;
-  bool stream;   // rows of one token by stream.h
   bool compact;  // q and out have the rows' attending tokens only
 };
 
@@ -27,8 +26,9 @@ struct RowWork {
 };
 
 constexpr int64_t STREAM_CHUNK = 256, TILE_CHUNK = 512;
+constexpr int64_t STREAM_HEADS = 32;  // where more heads share a key it pays to transpose keys
 
-HT_INLINE bool streams(const Attend& a, int64_t tokens) { return a.stream && tokens == 1; }
+HT_INLINE bool streams(const Attend& a, int64_t tokens) { return tokens == 1 && a.group <= STREAM_HEADS; }
 
 HT_INLINE RowWork row_work(const Attend& a, const TileShape& shape, int64_t row, int64_t start, int64_t context,
                            int64_t tokens) {

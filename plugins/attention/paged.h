@@ -5,6 +5,8 @@
 namespace hybridtrt {
 namespace HT_ISA {
 
+constexpr int64_t EVERYTHING = int64_t(1) << 40;  // no window, no limit
+
 // The cached tokens of one row.
 struct Pages {
   char* pool;

@@ -5,8 +5,6 @@
 namespace hybridtrt {
 namespace HT_ISA {
 
-constexpr int64_t EVERYTHING = int64_t(1) << 40;  // no window, no limit
-
 // inputs q, k, v, cache kv; the tokens at positions from `limit` on neither are stored nor attend.
 static void self_attention(const Step& step, const Call& call, Team& team, int64_t page_group, float scale,
                            int64_t window, float softcap, const float* sinks, int64_t limit) {
@@ -27,7 +25,6 @@ static void self_attention(const Step& step, const Call& call, Team& team, int64
   a.sinks = sinks;
   a.scale = scale;
   a.softcap = softcap;
-  a.stream = true;
   const auto tokens_of = [&](int64_t row) {
     const int64_t tokens = step.cu_seqlens[row + 1] - step.cu_seqlens[row], below = limit - step.context_lens[row];
     return tokens < below ? tokens : below;

@@ -2,8 +2,8 @@
 // straight from its page.
 #pragma once
 #include "paged.h"
-#include "shuffle.h"
 #include "softmax.h"
+#include "tile.h"
 
 namespace hybridtrt {
 namespace HT_ISA {
@@ -24,17 +24,6 @@ HT_INLINE void find_rows(const float** rows, float* wide, const Pages& pages, in
     for (int64_t d = dim; d < padded; ++d) wide[i * padded + d] = 0.f;
   }
   for (int64_t i = n; i < round_up(n, LANES); ++i) rows[i] = rows[n - 1];
-}
-
-// scores[i] = q . rows[i] for LANES keys.
-HT_INLINE void score_keys(float* scores, const float* q, const float* const* rows, int64_t padded) {
-  vf sums[LANES] = {};
-  for (int64_t d = 0; d < padded; d += LANES) {
-    const vf x = load(q + d);
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; ++i) sums[i] = fma(x, load(rows[i] + d), sums[i]);
-  }
-  store(scores, sum_each(sums));
 }
 
 // o[h] += sum of weights[h][i] rows[i] over n values, for HEADS heads.
@@ -97,7 +86,7 @@ static void stream_keys(float* o, Running* running, const float* q, const Pages&
     const int64_t n = least(STREAM_BLOCK, end - from);
     find_rows(rows, wide, pages, from, n, key_at, key_dim, key_padded);
     for (int64_t i = 0; i < n; i += LANES)
-      for (int64_t h = 0; h < heads; ++h) score_keys(scores + h * STREAM_BLOCK + i, q + h * key_padded, rows + i, key_padded);
+      for (int64_t h = 0; h < heads; ++h) dot_rows(scores + h * STREAM_BLOCK + i, q + h * key_padded, rows + i, key_padded);
     for (int64_t h = 0; h < heads; ++h) {
       const float factor = soften(scores + h * STREAM_BLOCK, n, 0, n, softcap, running[h]);
       if (factor != 1.f) scale_row(o + h * value_padded, factor, value_padded);

@@ -79,6 +79,23 @@ static void multiply_tiles(float* c, int64_t ldc, Left a, const float* b, int64_
     tile_columns<1, true>(c + n, ldc, a, b + n, ldb, m_count, k_count, n_count - n, accumulate, by);
 }
 
+// out[i] = a . rows[i] over k_count numbers, for LANES rows.
+HT_INLINE void dot_rows(float* out, const float* a, const float* const* rows, int64_t k_count) {
+  vf sums[LANES] = {};
+  int64_t k = 0;
+  for (; k + LANES <= k_count; k += LANES) {
+    const vf x = load(a + k);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) sums[i] = fma(x, load(rows[i] + k), sums[i]);
+  }
+  if (k < k_count) {
+    const vf x = load_part(a + k, k_count - k);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) sums[i] = fma(x, load_part(rows[i] + k, k_count - k), sums[i]);
+  }
+  store(out, sum_each(sums));
+}
+
 // B [N, K] as [K, N], rows ldt apart.
 static void transpose(float* t, int64_t ldt, const float* b, int64_t ldb, int64_t n_count, int64_t k_count) {
   for (int64_t n0 = 0; n0 < n_count; n0 += LANES) {
