@@ -74,9 +74,7 @@ def test_products_are_those_of_float64(
 
 @pytest.mark.parametrize("isa", supported_isas())
 @pytest.mark.parametrize(("form", "group"), FORMATS)
-def test_a_row_alone_is_the_row_among_others(
-    isa: str, form: str, group: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_alone_is_the_row_among_others(isa: str, form: str, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYBRIDTRT_ISA", isa)
     x, weight, bias = numbers(40, 645), numbers(45, 645, seed=1), numbers(45, seed=2)
     alone = torch.cat([linear(row[None], form, group, weight, bias) for row in x])
