@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -61,15 +62,14 @@ def compile_library(output: Path, objects: Path, sanitize: bool = False, jobs: i
     for isa, extra in (X86 if x86 else {"base": ()}).items():
         units += [(source, [f"-DHT_ISA={isa}", "-fno-exceptions", *extra]) for source in kernels]
     version = _run([*compiler, "--version"])
-    headers = hashlib.sha256()
-    for header in sorted([*ROOMS.rglob("*.h"), *HERE.glob("*.def")]):
-        headers.update(header.read_bytes())
     objects.mkdir(parents=True, exist_ok=True)
 
     def compile_unit(unit: tuple[Path, list[str]]) -> Path:
         source, extra = unit
         command = [*compiler, *flags, *extra]
-        key = hashlib.sha256(headers.digest() + source.read_bytes() + "\0".join([version, *command]).encode())
+        key = hashlib.sha256("\0".join([version, *command]).encode())
+        for path in sorted(_included(source)):
+            key.update(path.read_bytes())
         target = objects / f"{source.parent.name}-{source.stem}-{key.hexdigest()[:20]}.o"
         if not target.exists():
             partial = target.with_suffix(f".{os.getpid()}.tmp")
@@ -85,6 +85,20 @@ def compile_library(output: Path, objects: Path, sanitize: bool = False, jobs: i
     _run([*link, *map(str, targets), "-o", str(partial)])
     partial.replace(output)
     return output
+
+
+def _included(source: Path) -> set[Path]:
+    """A source and all that it includes of ours."""
+    found, waiting = set(), [source]
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        found.add(path)
+        for name in re.findall(r'^#include "([^"]+)"', path.read_text(encoding="utf-8"), re.MULTILINE):
+            beside = (path.parent / name).resolve()
+            waiting.append(beside if beside.exists() else HERE / name)
+    return found
 
 
 def _run(command: Sequence[str]) -> str:
