@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import transformers
 from numpy.typing import NDArray
 
 from hybridtrt.runtime.forward import prefill_steps
@@ -39,16 +40,20 @@ def evaluate(
     engine_dir: str | Path,
     text: str | Path,
     context: int | None = None,
+    chunk: int | None = None,
     threads: int | None = None,
     progress: Progress = lambda windows: nullcontext(lambda: None),
 ) -> Evaluation:
     """Score the text of a file in windows of `context` tokens, each by itself; by default the engine's longest.
 
-    `progress` gets the number of windows and gives a function that is called after each.
+    A step takes `chunk` tokens, by default as many as it can. With 1 all is read from the caches, as in decoding: what
+    storing those in less than float32 costs shows then. `progress` gets the number of windows and gives a function that
+    is called after each.
 
     Raises:
         ValueError: the file is no text, or too short; the engine is no good, or has no tokenizer.
     """
+    transformers.utils.logging.set_verbosity_error()  # texts are longer than the windows that tokenizers warn of
     tokenizer = load_tokenizer(engine_dir)
     if tokenizer is None:
         raise ValueError(f"{engine_dir} has no tokenizer, which a text needs")
@@ -65,23 +70,25 @@ def evaluate(
     try:
         if max(ids) >= runner.info.vocab_size:
             raise ValueError(f"{engine_dir}: the tokenizer has token {max(ids)}, the model {runner.info.vocab_size}")
-        return _evaluate(runner, ids, len(data), context, progress)
+        return _evaluate(runner, ids, len(data), (context, chunk), progress)
     finally:
         runner.close()
 
 
 def _evaluate(
-    runner: Runner, ids: Sequence[int], num_bytes: int, context: int | None, progress: Progress
+    runner: Runner, ids: Sequence[int], num_bytes: int, sizes: tuple[int | None, int | None], progress: Progress
 ) -> Evaluation:
-    longest = runner.info.max_seq_len
+    (context, chunk), longest, most = sizes, runner.info.max_seq_len, runner.info.max_num_tokens
     context = longest if context is None else context
     if not 2 <= context <= longest:
         raise ValueError(f"context={context} is not in 2..{longest} (max_seq_len of the engine)")
+    if chunk is not None and not 1 <= chunk <= most:
+        raise ValueError(f"chunk={chunk} is not in 1..{most} (max_num_tokens of the engine)")
     windows = [ids[start : start + context] for start in range(0, len(ids) - 1, context)]
     total = 0.0
     with progress(len(windows)) as advance:
         for i, window in enumerate(windows):
-            loss = window_loss(runner, window)
+            loss = window_loss(runner, window, chunk)
             if not math.isfinite(loss):
                 raise ValueError(f"the logits of window {i} (tokens {i * context}...) are not finite")
             total += loss
@@ -92,11 +99,11 @@ def _evaluate(
     return Evaluation(len(ids), scored, context, mean, math.exp(mean), bits)
 
 
-def window_loss(runner: Runner, ids: Sequence[int]) -> float:
+def window_loss(runner: Runner, ids: Sequence[int], chunk: int | None = None) -> float:
     """Sum of -log p of every token after the first. Uses slot 1 and the first pages of an idle runner."""
     runner.clear_slots([1])
     total = 0.0
-    for batch in prefill_steps(runner.info, ids[:-1]):
+    for batch in prefill_steps(runner.info, ids[:-1], chunk):
         start = int(batch.context_lens[0])
         total += _log_losses(runner.step(batch), ids[start + 1 : start + 1 + batch.num_tokens])
     return total

@@ -64,6 +64,12 @@ def test_does_not_depend_on_the_tokens_of_a_step(text: Path, tmp_path: Path) -> 
     )
 
 
+@pytest.mark.parametrize("chunk", [1, 5, 63])
+def test_does_not_depend_on_the_chunk(chunk: int, text: Path) -> None:
+    engine = tiny_text_engine(FAMILY)
+    assert evaluate(engine, text, 64, chunk).log_loss == pytest.approx(evaluate(engine, text, 64).log_loss, rel=1e-5)
+
+
 def test_command(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine = tiny_text_engine(FAMILY)
     assert main(["eval", str(engine), "--text", str(text), "--json"]) == 0
@@ -94,6 +100,12 @@ def test_refuses_what_cannot_be_scored(
 def test_refuses_a_window_that_the_engine_has_not(context: int, text: Path) -> None:
     with pytest.raises(ValueError, match=rf"context={context} is not in 2\.\.256"):
         evaluate(tiny_text_engine(FAMILY), text, context)
+
+
+@pytest.mark.parametrize("chunk", [-1, 0, 257])
+def test_refuses_a_chunk_that_is_no_step(chunk: int, text: Path) -> None:
+    with pytest.raises(ValueError, match=rf"chunk={chunk} is not in 1\.\.256"):
+        evaluate(tiny_text_engine(FAMILY), text, chunk=chunk)
 
 
 def test_refuses_an_engine_without_tokenizer(text: Path) -> None:

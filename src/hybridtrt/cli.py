@@ -120,6 +120,7 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument("engine", type=Path, help="engine folder")
     one.add_argument("--text", type=Path, required=True, metavar="FILE", help="a text in UTF-8")
     one.add_argument("--context", type=int, help="tokens of a window, each scored by itself; by default max_seq_len")
+    one.add_argument("--chunk", type=int, help="tokens of a step; 1 reads all from the caches (max_num_tokens)")
     one.add_argument("--threads", type=int, help="compute threads")
 
     one = add(commands.bench)

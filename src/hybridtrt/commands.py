@@ -161,9 +161,8 @@ def eval(args: argparse.Namespace) -> int:
     from hybridtrt.progress import count_progress
     from hybridtrt.runtime.evaluate import evaluate
 
-    result = evaluate(
-        args.engine, args.text, args.context, args.threads, lambda windows: count_progress("eval", windows, "window")
-    )
+    sizes = args.context, args.chunk, args.threads
+    result = evaluate(args.engine, args.text, *sizes, lambda windows: count_progress("eval", windows, "window"))
     if args.json:
         _print_json(asdict(result))
     else:
