@@ -7,44 +7,21 @@
 namespace hybridtrt {
 namespace HT_ISA {
 
-// The sums of four vectors.
-HT_INLINE void sum_four(float* to, int64_t step, vf a, vf b, vf c, vf d) {
-#if defined(__AVX512F__)
-#define HT_HALVES(x) _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1))
-#elif defined(__AVX2__)
-#define HT_HALVES(x) (__m256) x
-#endif
-#if defined(__AVX2__)
-  const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(HT_HALVES(a), HT_HALVES(b)),
-                                      _mm256_hadd_ps(HT_HALVES(c), HT_HALVES(d)));
-  float x[4];
-  _mm_storeu_ps(x, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
-  for (int i = 0; i < 4; ++i) to[i * step] = x[i];
-#undef HT_HALVES
-#else
-  to[0] = sum(a), to[step] = sum(b), to[2 * step] = sum(c), to[3 * step] = sum(d);
-#endif
-}
-
 // c[j] = x . y_j for j < n, rows of y ld apart.
 HT_INLINE void dots(float* c, const float* x, const float* y, int64_t ld, int64_t n, int64_t K) {
-  int64_t j = 0;
-  for (; j < n; j += 4) {
-    const float* rows[4];
-    for (int64_t r = 0; r < 4; ++r) rows[r] = y + (j + r < n ? j + r : j) * ld;
-    vf sums[4] = {};
+  for (int64_t j = 0; j < n; j += LANES) {
+    const float* rows[LANES];
+    for (int r = 0; r < LANES; ++r) rows[r] = y + (j + r < n ? j + r : j) * ld;
+    vf sums[LANES] = {};
     int64_t k = 0;
-    for (; k + LANES <= K; k += LANES)
-      for (int r = 0; r < 4; ++r) sums[r] = fma(load(x + k), load(rows[r] + k), sums[r]);
-    if (k < K)
-      for (int r = 0; r < 4; ++r) sums[r] = fma(load_part(x + k, K - k), load_part(rows[r] + k, K - k), sums[r]);
-    if (j + 4 <= n) {
-      sum_four(c + j, 1, sums[0], sums[1], sums[2], sums[3]);
-    } else {
-      float few[4];
-      sum_four(few, 1, sums[0], sums[1], sums[2], sums[3]);
-      for (int64_t r = 0; j + r < n; ++r) c[j + r] = few[r];
+    for (; k + LANES <= K; k += LANES) {
+      const vf a = load(x + k);
+#pragma GCC unroll 16
+      for (int r = 0; r < LANES; ++r) sums[r] = fma(a, load(rows[r] + k), sums[r]);
     }
+    if (k < K)
+      for (int r = 0; r < LANES; ++r) sums[r] = fma(load_part(x + k, K - k), load_part(rows[r] + k, K - k), sums[r]);
+    store_part(c + j, sum_each(sums), n - j < LANES ? n - j : LANES);
   }
 }
 

@@ -19,13 +19,13 @@ HT_INLINE vf lane_numbers() {
 // is beyond the diagonal is not defined.
 static void lower_scores(float* c, const float* x, int64_t ld, const float* y, int64_t n, int64_t K) {
   for (int64_t p = 0; p < panels_of(n); ++p) {
-    const int64_t first = p * PANEL / TILE * TILE;  // in tiles of the rows from 0 on
+    const int64_t first = p * TILE_COLUMNS / TILE_ROWS * TILE_ROWS;  // in tiles of the rows from 0 on
     for_tiles(n - first, HT_TILES(tile, at) {
       constexpr int R = decltype(tile)::count;
       const int64_t m = first + at;
       Sums<R> sums = {};
-      add_product<R>(sums, x + m * ld, ld, 1, y + p * K * PANEL, K);
-      for (int r = 0; r < R; ++r) store_panel_row(c + (m + r) * CHUNK + p * PANEL, sums.at[r], PANEL);
+      add_product<R>(sums, x + m * ld, ld, 1, y + p * K * TILE_COLUMNS, K);
+      for (int r = 0; r < R; ++r) store_panel_row(c + (m + r) * CHUNK + p * TILE_COLUMNS, sums.at[r], TILE_COLUMNS);
     });
   }
 }
@@ -60,7 +60,7 @@ static void masked_scores(float* a, const float* c, const float* between, const 
   const vf lanes = lane_numbers();
   for (int64_t i = 0; i < n; ++i) {
     const vf factor = splat(by ? by[i] : 1.f), end = splat(float(strict ? i : i + 1));
-    const int64_t stop = i + TILE < CHUNK ? i + TILE : CHUNK;
+    const int64_t stop = i + TILE_ROWS < CHUNK ? i + TILE_ROWS : CHUNK;
     for (int64_t j = 0; j < stop; j += LANES) {
       vf y = load(c + i * CHUNK + j) * factor;
       if (between) y *= load(between + i * CHUNK + j);
@@ -69,14 +69,14 @@ static void masked_scores(float* a, const float* c, const float* between, const 
   }
 }
 
-// Rows [n, up to PANEL] of v, each by its factor, as one panel.
+// Rows [n, up to TILE_COLUMNS] of v, each by its factor, as one panel.
 static void copy_panel(float* u, const float* v, int64_t ld, const float* by, int64_t n, int64_t columns) {
   for (int64_t i = 0; i < n; ++i) {
     vf y[2];
     load_panel_row(y, v + i * ld, columns);
     const vf factor = splat(by ? by[i] : 1.f);
-    store(u + i * PANEL, y[0] * factor);
-    store(u + i * PANEL + LANES, y[1] * factor);
+    store(u + i * TILE_COLUMNS, y[0] * factor);
+    store(u + i * TILE_COLUMNS + LANES, y[1] * factor);
   }
 }
 
@@ -100,7 +100,7 @@ static void solve_panel(float* u, const float* v, int64_t ldv, int64_t columns, 
         const vf x = splat(corrections[(m + r) * CHUNK + m + s]);
         for (int i = 0; i < 2; ++i) sums.at[r][i] = fma(x, sums.at[s][i], sums.at[r][i]);
       }
-      store_panel_row(u + (m + r) * PANEL, sums.at[r], PANEL);
+      store_panel_row(u + (m + r) * TILE_COLUMNS, sums.at[r], TILE_COLUMNS);
     }
   });
 }
@@ -136,15 +136,15 @@ static void update_panel(float* state, const float* k, int64_t ldk, const float*
     Sums<R> sums;
     for (int r = 0; r < R; ++r)
       for (int i = 0; i < 2; ++i)
-        sums.at[r][i] = load(state + (m + r) * PANEL + i * LANES) * (decays ? decays[m + r] : decay);
+        sums.at[r][i] = load(state + (m + r) * TILE_COLUMNS + i * LANES) * (decays ? decays[m + r] : decay);
     add_product<R>(sums, k + m, 1, ldk, u, n);
-    for (int r = 0; r < R; ++r) store_panel_row(state + (m + r) * PANEL, sums.at[r], PANEL);
+    for (int r = 0; r < R; ++r) store_panel_row(state + (m + r) * TILE_COLUMNS, sums.at[r], TILE_COLUMNS);
   });
 }
 
 HT_INLINE void scale_panel(float* u, const float* by, int64_t n) {
   for (int64_t i = 0; i < n; ++i)
-    for (int64_t j = 0; j < PANEL; j += LANES) store(u + i * PANEL + j, load(u + i * PANEL + j) * by[i]);
+    for (int64_t j = 0; j < TILE_COLUMNS; j += LANES) store(u + i * TILE_COLUMNS + j, load(u + i * TILE_COLUMNS + j) * by[i]);
 }
 
 }  // namespace HT_ISA

@@ -9,6 +9,7 @@
 //   float skip(int64_t head) const;  o += skip v
 #pragma once
 #include "channel_decay.h"
+#include "rows.h"
 #include "states.h"
 
 namespace hybridtrt {
@@ -26,19 +27,6 @@ struct Shape {
 
 struct Gates {
   float log_decay[CHUNK], beta[CHUNK], v_by[CHUNK];
-};
-
-// Working memory, handed out piece by piece; without memory it only counts.
-struct Pieces {
-  char* at;
-  size_t bytes = 0;
-
-  template <class T = float>
-  T* take(int64_t n) {
-    T* piece = at ? reinterpret_cast<T*>(at + bytes) : nullptr;
-    bytes += (size_t(n) * sizeof(T) + 63) / 64 * 64;
-    return piece;
-  }
 };
 
 struct Work {
@@ -60,9 +48,9 @@ struct Work {
     channels.decay = pieces.take(ld), channels.e = pieces.take(ld);
     channels.total = pieces.take<double>(ld), channels.before = pieces.take<double>(ld);
     decays = pieces.take<Decays>(1), gates = pieces.take<Gates>(1);
-    u = pieces.take(CHUNK * PANEL);
-    row = pieces.take(PANEL * s.K + panels_of(s.V) * PANEL);
-    states = pieces.take(num_states * s.K * PANEL);
+    u = pieces.take(CHUNK * TILE_COLUMNS);
+    row = pieces.take(TILE_COLUMNS * s.K + panels_of(s.V) * TILE_COLUMNS);
+    states = pieces.take(num_states * s.K * TILE_COLUMNS);
     return pieces.bytes;
   }
 };
@@ -109,8 +97,8 @@ void one_chunk(const Op& op, const Part& part, const Work& w, int64_t t, int64_t
         masked_scores(w.channels.corrections, w.kk, between, minus, true, n);
       }
     }
-    for (int64_t p = part.first_panel; p < part.last_panel; ++p, state += s.K * PANEL) {
-      const int64_t at = h * s.V + p * PANEL, columns = s.V - p * PANEL;
+    for (int64_t p = part.first_panel; p < part.last_panel; ++p, state += s.K * TILE_COLUMNS) {
+      const int64_t at = h * s.V + p * TILE_COLUMNS, columns = s.V - p * TILE_COLUMNS;
       const float* v = floats(*op.v, t) + at;
       if (s.delta)
         solve_panel(w.u, v, op.v->row_stride, columns, beta, k, w.ld, from_start, state, w.channels.corrections, n,
@@ -129,7 +117,7 @@ template <class Op>
 void many_tokens(const Step& step, const Op& op, const Part& part, const Work& w) {
   const Shape& s = op.shape;
   const int64_t src = step.state_src[part.row], dst = step.state_dst[part.row];
-  const int64_t size = (part.last_panel - part.first_panel) * s.K * PANEL;
+  const int64_t size = (part.last_panel - part.first_panel) * s.K * TILE_COLUMNS;
   for (int64_t h = part.first_head; h < part.last_head; ++h)
     load_state(w.states + (h - part.first_head) * size, head_state(*s.state, src, h, s.transposed), part.first_panel,
                part.last_panel, w.row);
@@ -203,25 +191,6 @@ void one_token(const Step& step, const Op& op, int64_t row, int64_t h, int64_t f
       narrow(dst.data + (at + i * ld) * size, w.state + i * columns, dst.format, columns);
 }
 
-HT_INLINE int64_t length(const Step& step, int64_t row) { return step.cu_seqlens[row + 1] - step.cu_seqlens[row]; }
-
-// The i-th row of one token, or of more.
-HT_INLINE int64_t nth_row(const Step& step, int64_t i, bool single) {
-  int64_t row = 0;
-  for (;; ++row)
-    if (single ? length(step, row) == 1 : length(step, row) > 1)
-      if (i-- == 0) return row;
-}
-
-HT_INLINE int64_t count_rows(const Step& step, bool single) {
-  int64_t n = 0;
-  for (int64_t row = 0; row < step.num_sequences; ++row)
-    n += single ? length(step, row) == 1 : length(step, row) > 1;
-  return n;
-}
-
-HT_INLINE int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
-
 template <class Op>
 void run_recurrence(const Step& step, const Op& op, Team& team) {
   const Shape& s = op.shape;
@@ -247,7 +216,7 @@ void run_recurrence(const Step& step, const Op& op, Team& team) {
   const auto step_once = [&](int64_t i) {
     const int64_t piece = i % step_parts, h = i / step_parts % s.heads;
     const int64_t row = nth_row(step, i / step_parts / s.heads, true);
-    const int64_t first = panels * piece / step_parts * PANEL, last = panels * (piece + 1) / step_parts * PANEL;
+    const int64_t first = panels * piece / step_parts * TILE_COLUMNS, last = panels * (piece + 1) / step_parts * TILE_COLUMNS;
     one_token(step, op, row, h, first, at_most(last, s.V), step_work);
   };
   const int64_t steps = single * s.heads * step_parts;

@@ -18,45 +18,45 @@ HT_INLINE State head_state(const Cache& pool, int64_t slot, int64_t head, bool t
   return {data, pool.format, transposed ? columns : rows, transposed ? rows : columns, transposed};
 }
 
-// Panels first..last-1 of the state, together; `row` has room for PANEL * K and for V numbers.
+// Panels first..last-1 of the state, together; `row` has room for TILE_COLUMNS * K and for V numbers.
 static void load_state(float* panels, const State& state, int64_t first, int64_t last, float* row) {
   const int64_t K = state.K, V = state.V, size = bytes_of(state.format);
   if (state.transposed) {
-    for (int64_t p = first; p < last; ++p, panels += K * PANEL) {
-      const int64_t n = V - p * PANEL < PANEL ? V - p * PANEL : PANEL;
-      widen(row, state.data + p * PANEL * K * size, state.format, n * K);
+    for (int64_t p = first; p < last; ++p, panels += K * TILE_COLUMNS) {
+      const int64_t n = V - p * TILE_COLUMNS < TILE_COLUMNS ? V - p * TILE_COLUMNS : TILE_COLUMNS;
+      widen(row, state.data + p * TILE_COLUMNS * K * size, state.format, n * K);
       transpose_to_panels(panels, row, K, n, K);
     }
     return;
   }
-  const int64_t columns = (last * PANEL < V ? last * PANEL : V) - first * PANEL;
+  const int64_t columns = (last * TILE_COLUMNS < V ? last * TILE_COLUMNS : V) - first * TILE_COLUMNS;
   for (int64_t k = 0; k < K; ++k) {
-    widen(row, state.data + (k * V + first * PANEL) * size, state.format, columns);
+    widen(row, state.data + (k * V + first * TILE_COLUMNS) * size, state.format, columns);
     for (int64_t p = 0; p < last - first; ++p) {
       vf y[2];
-      load_panel_row(y, row + p * PANEL, columns - p * PANEL);
-      store_panel_row(panels + (p * K + k) * PANEL, y, PANEL);
+      load_panel_row(y, row + p * TILE_COLUMNS, columns - p * TILE_COLUMNS);
+      store_panel_row(panels + (p * K + k) * TILE_COLUMNS, y, TILE_COLUMNS);
     }
   }
 }
 static void store_state(const State& state, const float* panels, int64_t first, int64_t last, float* row) {
   const int64_t K = state.K, V = state.V, size = bytes_of(state.format);
   if (state.transposed) {
-    for (int64_t p = first; p < last; ++p, panels += K * PANEL) {
-      const int64_t n = V - p * PANEL < PANEL ? V - p * PANEL : PANEL;
+    for (int64_t p = first; p < last; ++p, panels += K * TILE_COLUMNS) {
+      const int64_t n = V - p * TILE_COLUMNS < TILE_COLUMNS ? V - p * TILE_COLUMNS : TILE_COLUMNS;
       transpose_from_panels(row, K, panels, n, K);
-      narrow(state.data + p * PANEL * K * size, row, state.format, n * K);
+      narrow(state.data + p * TILE_COLUMNS * K * size, row, state.format, n * K);
     }
     return;
   }
-  const int64_t columns = (last * PANEL < V ? last * PANEL : V) - first * PANEL;
+  const int64_t columns = (last * TILE_COLUMNS < V ? last * TILE_COLUMNS : V) - first * TILE_COLUMNS;
   for (int64_t k = 0; k < K; ++k) {
     for (int64_t p = 0; p < last - first; ++p) {
-      const float* from = panels + (p * K + k) * PANEL;
+      const float* from = panels + (p * K + k) * TILE_COLUMNS;
       const vf y[2] = {load(from), load(from + LANES)};
-      store_panel_row(row + p * PANEL, y, columns - p * PANEL);
+      store_panel_row(row + p * TILE_COLUMNS, y, columns - p * TILE_COLUMNS);
     }
-    narrow(state.data + (k * V + first * PANEL) * size, row, state.format, columns);
+    narrow(state.data + (k * V + first * TILE_COLUMNS) * size, row, state.format, columns);
   }
 }
 
@@ -126,6 +126,26 @@ static void step_transposed(float* to, const float* from, int64_t ld, float a, c
     }
     o[v] = sum(read);
   }
+}
+
+// One token of several queries, rows of q ldq apart and of o ldo: S' = S + k u^T, o_g = q_g S'. `ones` and `unused`
+// have room for K and for V numbers, `copy` for a state of 16-bit numbers as float32.
+static void step_grouped(const State& src, const State& dst, const float* k, const float* u, const float* q,
+                         int64_t ldq, float* o, int64_t ldo, int64_t queries, float* ones, float* unused, float* copy) {
+  const int64_t K = src.K, V = src.V;
+  const float* from = reinterpret_cast<const float*>(src.data);
+  float* to = reinterpret_cast<float*>(dst.data);
+  if (src.format != F32) {
+    widen(copy, src.data, src.format, K * V);
+    from = to = copy;
+  }
+  for (int64_t j = 0; j < K; ++j) ones[j] = 1.f;
+  step_state(to, from, V, ones, k, q, u, o, K, V);
+  for (int64_t g = 1; g < queries; g += 2) {
+    const bool both = g + 1 < queries;
+    read_state(to, V, q + g * ldq, q + (g + both) * ldq, o + g * ldo, both ? o + (g + 1) * ldo : unused, K, V);
+  }
+  if (src.format != F32) narrow(dst.data, copy, dst.format, K * V);
 }
 
 }  // namespace HT_ISA
