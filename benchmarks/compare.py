@@ -240,11 +240,9 @@ def main() -> int:
     longest = max(measure.job.prompt + measure.job.new for measure in asked)
     for model in args.models:
         for weights in args.weights:
-            built = {
-                "max_seq_len": longest,
-                "max_batch_size": max(args.batch, 1),
-                "max_num_tokens": args.max_num_tokens,
-            }
+            built = {"max_seq_len": longest, "max_batch_size": max(args.batch, 1)}
+            if args.max_num_tokens:
+                built["max_num_tokens"] = args.max_num_tokens
             setup = Setup(
                 args.cache, args.threads, weights, built, args.llama, args.vllm_python, args.walker, args.rebuild
             )

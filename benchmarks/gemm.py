@@ -31,7 +31,9 @@ CALL_SECONDS = 0.004  # of products in one call, about: short, so that some call
 def batch_of(rows: int) -> StepBatch:
     """A step of one sequence of `rows` tokens."""
     tokens, one, none = np.zeros(rows, np.int32), np.ones(1, np.int32), np.zeros(0, np.int32)
-    return StepBatch(tokens, np.arange(rows, dtype=np.int32), np.array([0, rows], np.int32), 0 * one, one, one, none, {})
+    return StepBatch(
+        tokens, np.arange(rows, dtype=np.int32), np.array([0, rows], np.int32), 0 * one, one, one, none, {}
+    )
 
 
 class Packed:

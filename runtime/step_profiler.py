@@ -29,14 +29,12 @@ class StepProfiler:
     def decode(self) -> tuple[StepProfile, ...]:
         """Steps of 1, 2, 4 ... rows of one token up to the largest batch, half-way to the longest sequence."""
         context = (self._info.max_seq_len - 1) // 2
-        return tuple(
-            self._profile(self._batch(rows, 1, context), rows) for rows in doublings(self._info.max_batch_size)
-        )
+        return tuple(self._profile(self.batch(rows, 1, context), rows) for rows in doublings(self._info.max_batch_size))
 
     def prefill(self) -> tuple[StepProfile, ...]:
         """First chunks of 1, 2, 4 ... tokens up to the largest step."""
         most = min(self._info.max_num_tokens, self._info.max_seq_len)
-        return tuple(self._profile(self._batch(1, count, 0), count) for count in doublings(most))
+        return tuple(self._profile(self.batch(1, count, 0), count) for count in doublings(most))
 
     def copy_bytes_per_s(self) -> float:
         """Bytes a second, one way, of saving caches as one sequence holds them and of writing them back."""
@@ -56,7 +54,7 @@ class StepProfiler:
         seconds = _median_seconds(lambda: self._runner.step(batch))
         return StepProfile(tokens, seconds, active_experts(self._runner, batch))
 
-    def _batch(self, rows: int, count: int, context: int) -> StepBatch:
+    def batch(self, rows: int, count: int, context: int) -> StepBatch:
         """`rows` rows of `count` tokens, each after `context` tokens, with pages of their own as far as there are."""
         slots = np.arange(1, rows + 1, dtype=np.int32)
         cu_seqlens = np.arange(rows + 1, dtype=np.int32) * count

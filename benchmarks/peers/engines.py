@@ -6,14 +6,15 @@ import hashlib
 import importlib.util
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from processes import Worker, run_quietly
 
 from hybridtrt.build.build import build, default_build_config
-from hybridtrt.build.engine import BuildConfig, read_engine_config
+from hybridtrt.build.engine import read_engine_config
 from hybridtrt.converters.convert import convert
+from hybridtrt.runtime.load import open_packed
 
 HERE = Path(__file__).resolve().parent
 OURS = "hybridtrt"
@@ -38,17 +39,21 @@ class Setup:
 Start = Callable[[Path, Setup], Worker]
 
 
-def start_ours(model: Path, setup: Setup) -> Worker:
-    """Convert and build if there is no engine of this model, these limits and this version."""
-    words = (str(model.resolve()), setup.weights, setup.limits)
+def our_engine(model: Path, setup: Setup) -> Path:
+    """The engine's folder; converts and builds if there is none of this model, these limits and this version."""
+    words = (str(model.resolve()), setup.weights, sorted(setup.limits.items()))
     folder = setup.cache / f"{model.name}-{setup.weights}-{hashlib.sha256(repr(words).encode()).hexdigest()[:8]}"
     if setup.rebuild or not _loads(folder / "engine"):
         convert(model, folder / "checkpoint")
-        base = default_build_config(folder / "checkpoint")
-        limits = {name: value for name, value in setup.limits.items() if value}
-        limits["max_seq_len"] = min(limits.get("max_seq_len", base.max_seq_len), _positions(folder / "checkpoint"))
-        build(folder / "checkpoint", folder / "engine", BuildConfig(**{"weights": setup.weights, **limits}))
-    command = [sys.executable, HERE / "hybridtrt_worker.py", folder / "engine", setup.threads, setup.walker]
+        limits = default_build_config(folder / "checkpoint")
+        build(folder / "checkpoint", folder / "engine", replace(limits, weights=setup.weights, **setup.limits))
+    return folder / "engine"
+
+
+def start_ours(model: Path, setup: Setup) -> Worker:
+    """Our engine by the walker that the setup names."""
+    engine = our_engine(model, setup)
+    command = [sys.executable, HERE / "hybridtrt_worker.py", engine, setup.threads, setup.walker]
     return Worker([str(word) for word in command], setup.threads)
 
 
@@ -95,13 +100,7 @@ def available(setup: Setup) -> list[str]:
 
 def _loads(engine: Path) -> bool:
     try:
-        read_engine_config(engine)
-    except ValueError:
+        open_packed(engine, read_engine_config(engine))
+    except (ValueError, OSError):
         return False
     return True
-
-
-def _positions(checkpoint: Path) -> int:
-    from hybridtrt.converters.checkpoint import load_checkpoint
-
-    return load_checkpoint(checkpoint).config.max_length
