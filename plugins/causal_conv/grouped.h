@@ -8,20 +8,32 @@ namespace HT_ISA {
 
 constexpr int64_t WINDOWS = 16;  // tokens whose windows are laid out together
 
-// out[m] for M windows and LANES rows of the weight, n numbers each; windows are zero up to whole vectors.
+// Products of M windows with R rows of the weight, n numbers each, before the sum of their lanes.
+template <int M, int R>
+HT_INLINE void multiply_rows(vf (*products)[LANES], int64_t at, const float* windows, int64_t stride, const float* rows,
+                             int64_t n) {
+  vf totals[M][R] = {};
+  int64_t k = 0;
+  const auto add = [&](const auto& read) {
+    vf b[R];
+    for (int r = 0; r < R; ++r) b[r] = read(rows + r * n + k);
+    for (int m = 0; m < M; ++m)
+      for (int r = 0; r < R; ++r) totals[m][r] = fma(load(windows + m * stride + k), b[r], totals[m][r]);
+  };
+  for (; k + LANES <= n; k += LANES) add(load);
+  if (k < n) add([&](const float* p) { return load_part(p, n - k); });
+  for (int m = 0; m < M; ++m)
+    for (int r = 0; r < R; ++r) products[m][at + r] = totals[m][r];
+}
+
+// out[m] for M windows and `count` <= LANES rows of the weight; windows are zero up to whole vectors.
 template <int M>
 HT_INLINE void window_products(vf* out, const float* windows, int64_t stride, const float* rows, int64_t n,
                                int64_t count) {
   vf products[M][LANES] = {};
-  for (int64_t r = 0; r < count; ++r) {
-    const float* row = rows + r * n;
-    vf totals[M] = {};
-    for (int64_t k = 0; k < n; k += LANES) {
-      const vf b = n - k < LANES ? load_part(row + k, n - k) : load(row + k);
-      for (int m = 0; m < M; ++m) totals[m] = fma(load(windows + m * stride + k), b, totals[m]);
-    }
-    for (int m = 0; m < M; ++m) products[m][r] = totals[m];
-  }
+  int64_t r = 0;
+  for (; r + 2 <= count; r += 2) multiply_rows<M, 2>(products, r, windows, stride, rows + r * n, n);
+  if (r < count) multiply_rows<M, 1>(products, r, windows, stride, rows + r * n, n);
   for (int m = 0; m < M; ++m) out[m] = sums(products[m]);
 }
 

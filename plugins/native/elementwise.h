@@ -19,6 +19,13 @@ HT_INLINE void map2(float* y, const float* a, const float* b, int64_t n, F f) {
   for (; i + LANES <= n; i += LANES) store(y + i, f(load(a + i), load(b + i)));
   if (i < n) store_part(y + i, f(load_part(a + i, n - i), load_part(b + i, n - i)), n - i);
 }
+// y[i] = f(a[i], b[i], c[i]).
+template <class F>
+HT_INLINE void map3(float* y, const float* a, const float* b, const float* c, int64_t n, F f) {
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) store(y + i, f(load(a + i), load(b + i), load(c + i)));
+  if (i < n) store_part(y + i, f(load_part(a + i, n - i), load_part(b + i, n - i), load_part(c + i, n - i)), n - i);
+}
 
 // y = f(a, b) over one row of a's dimensions, b's being the same or 1.
 template <class F>

@@ -54,6 +54,7 @@ HT_INLINE void store_part(float* p, vf v, int64_t n) {
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(p, __mmask16((1u << n) - 1), (__m512)v);
 #elif defined(__AVX2__)
+  if (n == LANES) return store(p, v);  // a masked store takes many cycles on some machines
   _mm256_maskstore_ps(p, first_lanes(n), (__m256)v);
 #else
   memcpy(p, &v, size_t(n) * 4);
@@ -77,8 +78,25 @@ HT_INLINE float fma1(float a, float b, float c) {
   return a * b + c;
 #endif
 }
-HT_INLINE vf vmax(vf a, vf b) { return a > b ? a : b; }
-HT_INLINE vf vmin(vf a, vf b) { return a < b ? a : b; }
+// b where either is NaN.
+HT_INLINE vf vmax(vf a, vf b) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+HT_INLINE vf vmin(vf a, vf b) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+  return a < b ? a : b;
+#endif
+}
 
 HT_INLINE vf vsqrt(vf x) {
 #if defined(__AVX512F__)

@@ -11,11 +11,11 @@ HT_INLINE vf round_to_int(vf x) {  // |x| < 2^22, ties to even
   return (x + magic) - magic;
 }
 
-// e^x: 2^n times a polynomial in the rest; 0 below -87.3 and infinity above 88.7. NaN stays NaN.
+// e^x: 2^n times a polynomial in the rest; 0 below -87 and infinity above 88.7. NaN stays NaN.
 HT_INLINE vf vexp(vf x) {
-  const vf low = splat(-87.33654f), high = splat(88.72283f);
-  const vf clamped = vmin(vmax(x, low), high);
-  const vf n = round_to_int(clamped * 1.44269504088896341f);
+  const vf magic = splat(12582912.f), low = splat(-87.f), high = splat(88.72283f);  // e^low is a normal number
+  const vf clamped = vmin(high, vmax(low, x)), shifted = fma(clamped, splat(1.44269504088896341f), magic);
+  const vf n = shifted - magic;
   vf r = fma(n, splat(-0.693359375f), clamped);
   r = fma(n, splat(2.12194440e-4f), r);
   vf p = splat(1.9875691500e-4f);
@@ -25,9 +25,7 @@ HT_INLINE vf vexp(vf x) {
   p = fma(p, r, splat(1.6666665459e-1f));
   p = fma(p, r, splat(5.0000001201e-1f));
   p = fma(p, r * r, r + 1.f);
-  // In two steps: 2^n alone may not be a normal number.
-  const vi whole = __builtin_convertvector(n, vi), half = whole >> 1;
-  vf y = p * (vf)((half + 127) << 23) * (vf)((whole - half + 127) << 23);
+  vf y = (vf)((vu)p + ((vu)shifted << 23));
   y = x < low ? splat(0.f) : y;
   y = x > high ? splat(__builtin_inff()) : y;
   return x == x ? y : x;
@@ -35,15 +33,12 @@ HT_INLINE vf vexp(vf x) {
 
 // 2^x for x <= 0: at least 2^-126. As exact near 0 as anywhere, so that a state that hardly fades does so at its rate.
 HT_INLINE vf vexp2_fading(vf x) {
-  const vf magic = splat(12582912.f), low = splat(-126.f);
-  const vf clamped = vmax(low, x), shifted = clamped + magic, r = clamped - (shifted - magic);
-  vf p = splat(1.5353361e-4f);
-  p = fma(p, r, splat(1.33988744e-3f));
-  p = fma(p, r, splat(9.61843736e-3f));
-  p = fma(p, r, splat(5.55033247e-2f));
-  p = fma(p, r, splat(2.40226479e-1f));
-  p = fma(p, r, splat(6.93147203e-1f));
-  p = fma(p, r, splat(1.f));
+  const vf magic = splat(12582912.f), clamped = vmax(splat(-126.f), x), shifted = clamped + magic;
+  const vf r = clamped - (shifted - magic), square = r * r;
+  vf p = fma(r, splat(1.33988744e-3f), splat(9.61843736e-3f));  // not one long chain
+  p = fma(square, splat(1.5353361e-4f), p);
+  p = fma(square, p, fma(r, splat(5.55033247e-2f), splat(2.40226479e-1f)));
+  p = fma(square, p, fma(r, splat(6.93147203e-1f), splat(1.f)));
   return (vf)((vu)p + ((vu)shifted << 23));
 }
 
@@ -62,35 +57,14 @@ HT_INLINE vf vexpm1_fading(vf x) {
   return fma(power, y, power - 1.f);
 }
 
-// Natural logarithm of normal positive numbers.
-HT_INLINE vf vlog(vf x) {
-  const vu bits = (vu)x;
-  vi e = (vi)(bits >> 23) - 126;
-  vf m = (vf)((bits & 0x007fffffu) | 0x3f000000u);  // [0.5, 1)
-  const vi small = m < splat(0.70710678f);
-  e += small;  // a true lane is -1
-  m = (small ? m + m : m) - 1.f;
-  vf p = splat(7.0376836292e-2f);
-  p = fma(p, m, splat(-1.1514610310e-1f));
-  p = fma(p, m, splat(1.1676998740e-1f));
-  p = fma(p, m, splat(-1.2420140846e-1f));
-  p = fma(p, m, splat(1.4249322787e-1f));
-  p = fma(p, m, splat(-1.6668057665e-1f));
-  p = fma(p, m, splat(2.0000714765e-1f));
-  p = fma(p, m, splat(-2.4999993993e-1f));
-  p = fma(p, m, splat(3.3333331174e-1f));
-  const vf square = m * m, exponent = __builtin_convertvector(e, vf);
-  vf y = p * m * square;
-  y = fma(exponent, splat(-2.12194440e-4f), y);
-  y = fma(splat(-0.5f), square, y);
-  return fma(exponent, splat(0.693359375f), m + y);
-}
-
-// log(1 + x) for x in [0, 1], also where 1 + x rounds.
+// log(1 + x) for x in [0, 1]: 2 artanh(x / (2 + x)), to its own last places.
 HT_INLINE vf vlog1p(vf x) {
-  const vf u = x + 1.f, d = u - 1.f;
-  const vf y = vlog(u) * (x / (d == splat(0.f) ? splat(1.f) : d));
-  return d == splat(0.f) ? x : y;
+  const vf s = x / (x + 2.f), z = s * s;
+  vf p = splat(0.280119844f);
+  p = fma(p, z, splat(0.280018058f));
+  p = fma(p, z, splat(0.400215272f));
+  p = fma(p, z, splat(0.666664163f));
+  return s * fma(p, z, splat(2.f));
 }
 
 HT_INLINE vf vsoftplus(vf x) { return vmax(x, splat(0.f)) + vlog1p(vexp(-vabs(x))); }
