@@ -13,6 +13,7 @@ from demo.text import END
 VOCAB_SIZE = 2048
 CONTEXT = 256  # tokens of a training window
 POSITIONS = 2048
+LAYERS = ["linear_attention", "linear_attention", "full_attention"] * 2
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def recipes() -> dict[str, Recipe]:
     gated_delta = transformers.Qwen3NextConfig(
         **COMMON,
         num_hidden_layers=6,
-        layer_types=["linear_attention", "linear_attention", "full_attention"] * 2,
+        layer_types=LAYERS,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=64,
@@ -75,4 +76,24 @@ def recipes() -> dict[str, Recipe]:
         shared_expert_intermediate_size=96,
         router_aux_loss_coef=0.01,
     )
-    return {"demo-gated-delta": Recipe(gated_delta, "gated delta rule and gated attention, 8 experts", steps=3200)}
+    mamba2 = transformers.GraniteMoeHybridConfig(
+        **COMMON,
+        num_hidden_layers=6,
+        layer_types=LAYERS,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        attention_multiplier=0.125,
+        mamba_n_heads=8,
+        mamba_d_head=32,
+        mamba_d_state=64,
+        mamba_chunk_size=64,
+        intermediate_size=96,
+        shared_intermediate_size=96,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        router_aux_loss_coef=0.01,
+    )
+    return {
+        "demo-gated-delta": Recipe(gated_delta, "gated delta rule and gated attention, 8 experts", steps=3200),
+        "demo-mamba2": Recipe(mamba2, "Mamba-2 and attention without positions, 8 experts", steps=2800),
+    }
