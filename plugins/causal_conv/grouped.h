@@ -1,6 +1,7 @@
 // Convolution where each channel sees all channels of its group: products of windows [channels of a group, width] with
 // rows of the weight, which lie alike.
 #pragma once
+#include "shuffle.h"
 #include "vector_math.h"
 
 namespace hybridtrt {
@@ -34,7 +35,7 @@ HT_INLINE void window_products(vf* out, const float* windows, int64_t stride, co
   int64_t r = 0;
   for (; r + 2 <= count; r += 2) multiply_rows<M, 2>(products, r, windows, stride, rows + r * n, n);
   if (r < count) multiply_rows<M, 1>(products, r, windows, stride, rows + r * n, n);
-  for (int m = 0; m < M; ++m) out[m] = sums(products[m]);
+  for (int m = 0; m < M; ++m) out[m] = sum_each(products[m]);
 }
 
 static void convolve_groups(const Step& step, const Call& call, Team& team) {

@@ -125,39 +125,6 @@ HT_INLINE float largest(vf v) {
   return x[0];
 }
 
-// Lane i is the sum of the lanes of v[i], always in the same order.
-HT_INLINE vf sums(vf* v) {
-#if defined(__AVX2__)
-  for (int i = 0; i < LANES; i += 4) {
-    vf pairs[2];
-    for (int k = 0; k < 2; ++k) {
-      const vf a = v[i + 2 * k], b = v[i + 2 * k + 1];
-#if defined(__AVX512F__)
-      pairs[k] = (vf)_mm512_unpacklo_ps((__m512)a, (__m512)b) + (vf)_mm512_unpackhi_ps((__m512)a, (__m512)b);
-    }
-    const __m512d a = (__m512d)pairs[0], b = (__m512d)pairs[1];
-    v[i / 4] = (vf)_mm512_unpacklo_pd(a, b) + (vf)_mm512_unpackhi_pd(a, b);
-  }
-  const __m512 a = (__m512)v[0], b = (__m512)v[1], c = (__m512)v[2], d = (__m512)v[3];
-  const vf ab = (vf)_mm512_shuffle_f32x4(a, b, 0x88) + (vf)_mm512_shuffle_f32x4(a, b, 0xdd);
-  const vf cd = (vf)_mm512_shuffle_f32x4(c, d, 0x88) + (vf)_mm512_shuffle_f32x4(c, d, 0xdd);
-  return (vf)_mm512_shuffle_f32x4((__m512)ab, (__m512)cd, 0x88) + (vf)_mm512_shuffle_f32x4((__m512)ab, (__m512)cd, 0xdd);
-#else
-      pairs[k] = (vf)_mm256_unpacklo_ps((__m256)a, (__m256)b) + (vf)_mm256_unpackhi_ps((__m256)a, (__m256)b);
-    }
-    const __m256d a = (__m256d)pairs[0], b = (__m256d)pairs[1];
-    v[i / 4] = (vf)_mm256_unpacklo_pd(a, b) + (vf)_mm256_unpackhi_pd(a, b);
-  }
-  const __m256 a = (__m256)v[0], b = (__m256)v[1];
-  return (vf)_mm256_permute2f128_ps(a, b, 0x20) + (vf)_mm256_permute2f128_ps(a, b, 0x31);
-#endif
-#else
-  vf y;
-  for (int i = 0; i < LANES; ++i) y[i] = sum(v[i]);
-  return y;
-#endif
-}
-
 // 16-bit numbers.
 HT_INLINE float from_bf16(uint16_t b) {
   const uint32_t u = uint32_t(b) << 16;

@@ -13,6 +13,14 @@ struct Unit {
   int64_t head, first, count;  // channels first..first+count-1, all of one head
 };
 
+// Tokens times columns of a gate. One token is multiplied with whole rows of them, which lie together in memory.
+static void multiply_gate(float* to, Left x, const float* gate, int64_t width, int64_t tokens, int64_t count) {
+  if (tokens == 1 && count == COLUMNS)
+    tile_block<1, COLUMNS / LANES, false>(to, COLUMNS, x, gate, width, width, LANES, false, 1.f);
+  else
+    multiply_tiles(to, COLUMNS, x, gate, width, tokens, count, width);
+}
+
 static void recur(const Step& step, const Call& call, const Unit& unit, float* scratch) {
   const Tensor &x = call.inputs[0], &y = call.outputs[0];
   const Cache& cache = call.caches[0];
@@ -34,8 +42,8 @@ static void recur(const Step& step, const Call& call, const Unit& unit, float* s
       const int64_t tokens = end - begin < TOKENS ? end - begin : TOKENS;
       const Left from{floats(x, begin) + unit.head * width, x.row_stride, 1};
       const int64_t at = unit.head * width * width + column;
-      multiply_tiles(inputs, COLUMNS, from, weight(0) + at, width, tokens, unit.count, width);
-      multiply_tiles(recurrences, COLUMNS, from, weight(2) + at, width, tokens, unit.count, width);
+      multiply_gate(inputs, from, weight(0) + at, width, tokens, unit.count);
+      multiply_gate(recurrences, from, weight(2) + at, width, tokens, unit.count);
       for (int64_t c = 0; c < unit.count; c += LANES) {
         const int64_t part = unit.count - c < LANES ? unit.count - c : LANES, channel = unit.first + c;
         const vf input_bias = load_part(weight(1) + channel, part), recurrence_bias = load_part(weight(3) + channel, part);

@@ -1,5 +1,6 @@
 // Selective scan, token after token: what costs is one exponential for each channel, state number and token.
 #include "elementwise.h"
+#include "shuffle.h"
 #include "vector_math.h"
 
 namespace hybridtrt {
@@ -73,7 +74,7 @@ HT_INLINE void advance(const Block& block, float* y, const float* steps, const f
       }
       products[i] = product;
     }
-    store(y + c, sums(products));
+    store(y + c, sum_each(products));
   }
 }
 
