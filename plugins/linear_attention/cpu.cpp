@@ -8,15 +8,6 @@ namespace {
 
 enum Rule { LINEAR, GATED, DELTA, GATED_DELTA };  // RULES
 
-HT_INLINE float sum_of_squares(const float* x, int64_t n) {
-  vf a = {};
-  for (int64_t i = 0; i < n; i += LANES) {
-    const vf y = load_part(x + i, at_most(n - i, LANES));
-    a = fma(y, y, a);
-  }
-  return sum(a);
-}
-
 struct LinearAttention {
   Shape shape;
   const Tensor *q, *k, *v, *out, *a, *b;
@@ -27,7 +18,7 @@ struct LinearAttention {
   void load_q(float* to, int64_t t, int64_t key_head) const { normalised(to, floats(*q, t) + key_head * shape.K, scale); }
   void load_k(float* to, int64_t t, int64_t key_head) const { normalised(to, floats(*k, t) + key_head * shape.K, 1.f); }
   void normalised(float* to, const float* x, float by) const {
-    const vf factor = splat(l2_norm ? by / __builtin_sqrtf(sum_of_squares(x, shape.K) + 1e-6f) : by);
+    const vf factor = splat(l2_norm ? by / __builtin_sqrtf(dot(x, x, shape.K) + 1e-6f) : by);
     map1(to, x, shape.K, [&](vf y) { return y * factor; });
   }
 

@@ -35,21 +35,36 @@ namespace {
 struct Decays {
   float from_start[CHUNK], to_end[CHUNK], between[CHUNK * CHUNK];  // between[i][j]: from j to i, 0 for j > i
 
-  // The sums may be large and their differences small: they are taken in double. No exponent is positive.
+  // The sums may be large and their differences small: they are taken in double. No exponent is positive: from an
+  // earlier block of LANES tokens the decay is that to this block's start times that from there.
   void set(const float* g, int64_t n) {
     double total[CHUNK];
-    float exponents[CHUNK];
-    for (int64_t i = 0; i < n; ++i) total[i] = (i ? total[i - 1] : 0.0) + double(g[i]);
-    for (int64_t i = 0; i < n; ++i) {
-      for (int64_t j = 0; j <= i; ++j) exponents[j] = float(total[i] - total[j]);
-      const int64_t whole = (i + LANES) / LANES * LANES;
-      for (int64_t j = i + 1; j < whole; ++j) exponents[j] = -__builtin_inff();
-      for (int64_t j = 0; j < whole; j += LANES) store(between + i * CHUNK + j, vexp(load(exponents + j)));
+    for (int64_t i = 0; i < CHUNK; ++i) total[i] = (i ? total[i - 1] : 0.0) + (i < n ? double(g[i]) : 0.0);
+    const vf lanes = lane_numbers();
+    for (int64_t s = 0; s < n; s += LANES) {
+      const double border = s ? total[s - 1] : 0.0;
+      store(from_start + s, exponentials(total + s, 1.0, 0.0));
+      float since[LANES];
+      store(since, exponentials(total + s, 1.0, border));
+      for (int64_t j = 0; j < s; j += LANES) {
+        const vf before = exponentials(total + j, -1.0, -border);
+        for (int64_t i = s; i < n && i < s + LANES; ++i) store(between + i * CHUNK + j, before * since[i - s]);
+      }
+      for (int64_t i = s; i < n && i < s + LANES; ++i) {
+        const vf inside = exponentials(total + s, -1.0, -total[i]);
+        store(between + i * CHUNK + s, lanes <= float(i - s) ? inside : vf{});
+      }
     }
-    for (int64_t i = 0; i < n; ++i) exponents[i] = float(total[i]);
-    for (int64_t i = n; i % LANES; ++i) exponents[i] = 0.f;
-    for (int64_t i = 0; i < n; i += LANES) store(from_start + i, vexp(load(exponents + i)));
     memcpy(to_end, between + (n - 1) * CHUNK, size_t(n) * 4);
+  }
+
+ private:
+  // exp(sign * x - less) of LANES numbers, 1 where that is above 0.
+  static inline __attribute__((always_inline)) vf exponentials(const double* x, double sign, double less) {
+    float y[LANES];
+    for (int i = 0; i < LANES; ++i) y[i] = float(sign * x[i] - less);
+    const vf exponent = load(y);
+    return vexp(exponent > vf{} ? vf{} : exponent);
   }
 };
 }  // namespace

@@ -131,14 +131,15 @@ void many_tokens(const Step& step, const Op& op, const Part& part, const Work& w
 
 // What a step over one token needs; `state` is a float32 copy of a pool's 16-bit numbers.
 struct StepWork {
-  float *q, *k, *a, *xs, *ys, *u, *o, *state;
+  float *q, *k, *a, *decayed_q, *decayed_k, *u, *predicted, *o, *state;
   Gates* gates;
 
   size_t lay_out(char* memory, const Shape& s) {
     Pieces pieces{memory};
     const int64_t K = padded(s.K), V = padded(s.V);
-    q = pieces.take(K), k = pieces.take(K), a = pieces.take(K), xs = pieces.take(K), ys = pieces.take(K);
-    u = pieces.take(V), o = pieces.take(V);
+    q = pieces.take(K), k = pieces.take(K), a = pieces.take(K);
+    decayed_q = pieces.take(K), decayed_k = pieces.take(K);
+    u = pieces.take(V), predicted = pieces.take(V), o = pieces.take(V);
     state = pieces.take(s.state->format == F32 ? 0 : s.K * s.V);
     gates = pieces.take<Gates>(1);
     return pieces.bytes;
@@ -177,12 +178,22 @@ void one_token(const Step& step, const Op& op, int64_t row, int64_t h, int64_t f
     step_transposed(to, from, row_step, a, w.k, w.q, w.u, w.o, K, n);
   } else {
     if (s.delta) {
-      for (int64_t j = 0; j < K; j += LANES) store(w.xs + j, load(w.k + j) * load(w.a + j));
-      read_state(from, row_step, w.xs, w.q, w.o, w.ys, K, n);
-      const vf beta = splat(w.gates->beta[0]);
-      for (int64_t i = 0; i < n; i += LANES) store(w.u + i, beta * (load(w.u + i) - load(w.o + i)));
+      // o = q S' = (a q) S + (q k) u: both products with the old state are one pass.
+      for (int64_t j = 0; j < K; j += LANES) {
+        store(w.decayed_k + j, load(w.k + j) * load(w.a + j));
+        store(w.decayed_q + j, load(w.q + j) * load(w.a + j));
+      }
+      read_state(from, row_step, w.decayed_k, w.decayed_q, w.predicted, w.o, K, n);
+      const vf beta = splat(w.gates->beta[0]), qk = splat(dot(w.q, w.k, K));
+      for (int64_t i = 0; i < n; i += LANES) {
+        const vf u = beta * (load(w.u + i) - load(w.predicted + i));
+        store(w.u + i, u);
+        store(w.o + i, fma(qk, u, load(w.o + i)));
+      }
+      update_state(to, from, row_step, w.a, w.k, w.u, K, n);
+    } else {
+      step_state(to, from, row_step, w.a, w.k, w.q, w.u, w.o, K, n);
     }
-    step_state(to, from, row_step, w.a, w.k, w.q, w.u, w.o, K, n);
   }
   const float skip = s.skip ? op.skip(h) : 0.f;
   for (int64_t i = 0; i < n; ++i) out[i] = s.skip ? fma1(skip, v[i], w.o[i]) : w.o[i];

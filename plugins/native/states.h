@@ -1,5 +1,6 @@
 // States of linear recurrences: between a pool's slots and panels, and one token's step over a slot.
 #pragma once
+#include "elementwise.h"
 #include "panels.h"
 
 namespace hybridtrt {
@@ -18,45 +19,53 @@ HT_INLINE State head_state(const Cache& pool, int64_t slot, int64_t head, bool t
   return {data, pool.format, transposed ? columns : rows, transposed ? rows : columns, transposed};
 }
 
-// Panels first..last-1 of the state, together; `row` has room for TILE_COLUMNS * K and for V numbers.
+// Panels first..last-1 of the state, together; `row` has room for a panel's and for a row's numbers.
 static void load_state(float* panels, const State& state, int64_t first, int64_t last, float* row) {
-  const int64_t K = state.K, V = state.V, size = bytes_of(state.format);
+  const int64_t K = state.K, V = state.V, size = bytes_of(state.format), begin = first * TILE_COLUMNS;
+  const bool wide = state.format == F32;
   if (state.transposed) {
-    for (int64_t p = first; p < last; ++p, panels += K * TILE_COLUMNS) {
-      const int64_t n = V - p * TILE_COLUMNS < TILE_COLUMNS ? V - p * TILE_COLUMNS : TILE_COLUMNS;
-      widen(row, state.data + p * TILE_COLUMNS * K * size, state.format, n * K);
-      transpose_to_panels(panels, row, K, n, K);
+    for (int64_t v = begin; v < last * TILE_COLUMNS; v += TILE_COLUMNS, panels += K * TILE_COLUMNS) {
+      const int64_t n = V - v < TILE_COLUMNS ? V - v : TILE_COLUMNS;
+      const char* from = state.data + v * K * size;
+      if (!wide) widen(row, from, state.format, n * K);
+      transpose_to_panels(panels, wide ? reinterpret_cast<const float*>(from) : row, K, n, K);
     }
     return;
   }
-  const int64_t columns = (last * TILE_COLUMNS < V ? last * TILE_COLUMNS : V) - first * TILE_COLUMNS;
+  const int64_t columns = (last * TILE_COLUMNS < V ? last * TILE_COLUMNS : V) - begin;
   for (int64_t k = 0; k < K; ++k) {
-    widen(row, state.data + (k * V + first * TILE_COLUMNS) * size, state.format, columns);
-    for (int64_t p = 0; p < last - first; ++p) {
+    const char* data = state.data + (k * V + begin) * size;
+    if (!wide) widen(row, data, state.format, columns);
+    const float* from = wide ? reinterpret_cast<const float*>(data) : row;
+    for (int64_t v = 0; v < columns; v += TILE_COLUMNS) {
       vf y[2];
-      load_panel_row(y, row + p * TILE_COLUMNS, columns - p * TILE_COLUMNS);
-      store_panel_row(panels + (p * K + k) * TILE_COLUMNS, y, TILE_COLUMNS);
+      load_panel_row(y, from + v, columns - v);
+      store_panel_row(panels + v * K + k * TILE_COLUMNS, y, TILE_COLUMNS);
     }
   }
 }
 static void store_state(const State& state, const float* panels, int64_t first, int64_t last, float* row) {
-  const int64_t K = state.K, V = state.V, size = bytes_of(state.format);
+  const int64_t K = state.K, V = state.V, size = bytes_of(state.format), begin = first * TILE_COLUMNS;
+  const bool wide = state.format == F32;
   if (state.transposed) {
-    for (int64_t p = first; p < last; ++p, panels += K * TILE_COLUMNS) {
-      const int64_t n = V - p * TILE_COLUMNS < TILE_COLUMNS ? V - p * TILE_COLUMNS : TILE_COLUMNS;
-      transpose_from_panels(row, K, panels, n, K);
-      narrow(state.data + p * TILE_COLUMNS * K * size, row, state.format, n * K);
+    for (int64_t v = begin; v < last * TILE_COLUMNS; v += TILE_COLUMNS, panels += K * TILE_COLUMNS) {
+      const int64_t n = V - v < TILE_COLUMNS ? V - v : TILE_COLUMNS;
+      char* to = state.data + v * K * size;
+      transpose_from_panels(wide ? reinterpret_cast<float*>(to) : row, K, panels, n, K);
+      if (!wide) narrow(to, row, state.format, n * K);
     }
     return;
   }
-  const int64_t columns = (last * TILE_COLUMNS < V ? last * TILE_COLUMNS : V) - first * TILE_COLUMNS;
+  const int64_t columns = (last * TILE_COLUMNS < V ? last * TILE_COLUMNS : V) - begin;
   for (int64_t k = 0; k < K; ++k) {
-    for (int64_t p = 0; p < last - first; ++p) {
-      const float* from = panels + (p * K + k) * TILE_COLUMNS;
+    char* data = state.data + (k * V + begin) * size;
+    float* to = wide ? reinterpret_cast<float*>(data) : row;
+    for (int64_t v = 0; v < columns; v += TILE_COLUMNS) {
+      const float* from = panels + v * K + k * TILE_COLUMNS;
       const vf y[2] = {load(from), load(from + LANES)};
-      store_panel_row(row + p * TILE_COLUMNS, y, columns - p * TILE_COLUMNS);
+      store_panel_row(to + v, y, columns - v);
     }
-    narrow(state.data + (k * V + first * TILE_COLUMNS) * size, row, state.format, columns);
+    if (!wide) narrow(data, row, state.format, columns);
   }
 }
 
@@ -113,18 +122,59 @@ static void step_state(float* to, const float* from, int64_t ld, const float* a,
   for (; j < K; ++j) step_rows<1>(to + j * ld, from + j * ld, ld, a + j, k + j, q + j, u, o, n);
 }
 
-// The same with S transposed, rows 0..n-1 of it: S'_v = a S_v + u_v k, o_v = S'_v . q.
+// S' = a S + k u^T.
+static void update_state(float* to, const float* from, int64_t ld, const float* a, const float* k, const float* u,
+                         int64_t K, int64_t n) {
+  for (int64_t j = 0; j < K; ++j) {
+    const vf decay = splat(a[j]), key = splat(k[j]);
+    map2(to + j * ld, from + j * ld, u, n, [&](vf s, vf x) { return fma(key, x, s * decay); });
+  }
+}
+
+HT_INLINE float dot(const float* x, const float* y, int64_t n) {
+  vf total = {};
+  for (int64_t i = 0; i < n; i += LANES) {
+    const int64_t part = n - i < LANES ? n - i : LANES;
+    total = fma(load_part(x + i, part), load_part(y + i, part), total);
+  }
+  return sum(total);
+}
+
+// One token with S transposed, R rows of it: S'_v = a S_v + u_v k, the lanes of sums[v] add up to S'_v . q.
+template <int R>
+HT_INLINE void step_transposed_rows(float* to, const float* from, int64_t ld, vf a, const float* k, const float* q,
+                                    const float* u, vf* sums, int64_t K) {
+  int64_t j = 0;
+  for (; j + LANES <= K; j += LANES) {
+    const vf key = load(k + j), query = load(q + j);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const vf row = fma(splat(u[r]), key, load(from + r * ld + j) * a);
+      store(to + r * ld + j, row);
+      sums[r] = fma(row, query, sums[r]);
+    }
+  }
+  if (j == K) return;
+  const vf key = load_part(k + j, K - j), query = load_part(q + j, K - j);
+  for (int r = 0; r < R; ++r) {
+    const vf row = fma(splat(u[r]), key, load_part(from + r * ld + j, K - j) * a);
+    store_part(to + r * ld + j, row, K - j);
+    sums[r] = fma(row, query, sums[r]);
+  }
+}
+// Rows 0..n-1 of a transposed state, and o.
 static void step_transposed(float* to, const float* from, int64_t ld, float a, const float* k, const float* q,
                             const float* u, float* o, int64_t K, int64_t n) {
-  for (int64_t v = 0; v < n; ++v) {
-    vf read = {};
-    for (int64_t j = 0; j < K; j += LANES) {
-      const int64_t part = K - j < LANES ? K - j : LANES;
-      const vf row = fma(splat(u[v]), load_part(k + j, part), load_part(from + v * ld + j, part) * a);
-      store_part(to + v * ld + j, row, part);
-      read = fma(row, load_part(q + j, part), read);
-    }
-    o[v] = sum(read);
+  int64_t v = 0;
+  for (; v + LANES <= n; v += LANES) {
+    vf sums[LANES] = {};
+    step_transposed_rows<LANES>(to + v * ld, from + v * ld, ld, splat(a), k, q, u + v, sums, K);
+    store(o + v, sum_each(sums));
+  }
+  for (; v < n; ++v) {
+    vf sums = {};
+    step_transposed_rows<1>(to + v * ld, from + v * ld, ld, splat(a), k, q, u + v, &sums, K);
+    o[v] = sum(sums);
   }
 }
 
