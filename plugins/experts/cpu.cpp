@@ -36,17 +36,16 @@ HT_INLINE int64_t sort_bytes(const Tensor& chosen, int64_t experts) {
   return (2 * chosen.rows * chosen.dims[0] + experts + 2) * 4;
 }
 
-// Call f(begin, end) for the rows in the order of each of this thread's tiles.
+// Call f(first, rows, tile) for each of this thread's tiles: that tile of an expert's `rows` rows from `first` on.
 template <class F>
 HT_INLINE void share_tiles(const Sorted& s, const Team& team, F f) {
-  int64_t all = 0;
+  int64_t all = 0, at = 0;
   for (int64_t e = 0; e < s.experts; ++e) all += tiles_of(s.begins[e + 1] - s.begins[e]);
   const Range mine = share(team, all);
-  int64_t at = 0;
   for (int64_t e = 0; e < s.experts && at < mine.end; ++e) {
-    const int64_t rows = s.begins[e + 1] - s.begins[e], tiles = tiles_of(rows);
-    for (int64_t tile = 0; tile < tiles; ++tile, ++at)
-      if (at >= mine.begin && at < mine.end) f(s.begins[e] + tile_begin(rows, tile), s.begins[e] + tile_begin(rows, tile + 1));
+    const int64_t first = s.begins[e], rows = s.begins[e + 1] - first;
+    for (int64_t tile = 0; tile < tiles_of(rows); ++tile, ++at)
+      if (at >= mine.begin && at < mine.end) f(first, rows, tile);
   }
 }
 
@@ -103,15 +102,15 @@ void experts(const Step&, const Call& call, Team& team) {
   float* packed_x = static_cast<float*>(team_workspace(team, size_t(all * (x_width + wide.n + h_width + hidden)) * 4));
   float *h = packed_x + all * x_width, *packed_h = h + all * wide.n, *y = packed_h + all * h_width;
 
-  share_tiles(sorted, team, [&](int64_t first, int64_t end) {
-    pack_tile(packed_x + first * x_width, wide, end - first,
+  share_tiles(sorted, team, [&](int64_t first, int64_t rows, int64_t tile) {
+    pack_tile(packed_x + first * x_width, wide, rows, tile,
               [&](int64_t i) { return floats(x, sorted.order[first + i] / choices); });
   });
   team_wait(team);
   multiply_experts(sorted, up, up_bias, packed_x, x_width, h, wide.n, team);
   team_wait(team);
-  share_tiles(sorted, team, [&](int64_t first, int64_t end) {
-    for (int64_t i = first; i < end; ++i) {
+  share_tiles(sorted, team, [&](int64_t first, int64_t rows, int64_t tile) {
+    for (int64_t i = first + tile_begin(rows, tile); i < first + tile_begin(rows, tile + 1); ++i) {
       float* row = h + i * wide.n;
       switch (kind) {
 #define CASE(name) \
@@ -120,7 +119,7 @@ void experts(const Step&, const Call& call, Team& team) {
 #undef CASE
       }
     }
-    pack_tile(packed_h + first * h_width, narrow_again, end - first, [&](int64_t i) { return h + (first + i) * wide.n; });
+    pack_tile(packed_h + first * h_width, narrow_again, rows, tile, [&](int64_t i) { return h + (first + i) * wide.n; });
   });
   team_wait(team);
   multiply_experts(sorted, down, down_bias, packed_h, h_width, y, hidden, team);

@@ -12,10 +12,8 @@ void linear(const Step&, const Call& call, Team& team) {
   const int64_t rows = x.rows, x_width = packed_width(w), tiles = tiles_of(rows);
   if (!rows) return;
   const auto pack = [&](float* to, Range range) {
-    for (int64_t tile = range.begin; tile < range.end; ++tile) {
-      const int64_t first = tile_begin(rows, tile), count = tile_begin(rows, tile + 1) - first;
-      pack_tile(to + first * x_width, w, count, [&](int64_t i) { return floats(x, first + i); });
-    }
+    for (int64_t tile = range.begin; tile < range.end; ++tile)
+      pack_tile(to, w, rows, tile, [&](int64_t i) { return floats(x, i); });
   };
   const float* packed;
   if (rows == 1 && is_float(w.format) && x_width == w.k) {

@@ -1,8 +1,9 @@
 // Products with matrices in panels (packing.py): y [M, N] = x [M, K] W^T.
 //
-// Rows of x are packed into tiles of up to ROWS rows: [K][rows] float32, or for integer weights blocks of K, each
-// [rows] scales and [block / 2][rows] pairs of int16, so that products are exact in int32. Every y is summed in the
-// same order, whatever the other rows, the tile and the thread: within a block of K one after another, then over blocks.
+// Rows of x are packed chunk by chunk of K, and within a chunk in tiles of up to ROWS rows: [K][rows] float32, or for
+// integer weights blocks of K, each [rows] scales and [block / 2][rows] pairs of int16, so that products are exact in
+// int32. Every y is summed in the same order, whatever the other rows, the tile and the thread: within a block, then
+// over the blocks of a chunk, then over chunks.
 #pragma once
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -13,11 +14,13 @@ namespace hybridtrt {
 namespace HT_ISA {
 
 constexpr int PANEL = 16, VECTORS = PANEL / LANES;
-constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 ? 6 : 3;  // of a tile: with VECTORS sums each they fill the registers
-constexpr int64_t CHUNK = 256;                    // of K: floats are summed within one; a multiple of every block
-constexpr int64_t BLOCK = 128;                    // of K: integers where a scale is for the whole of K
-constexpr int64_t AHEAD = 2048;                   // bytes between what is read and what is prefetched
-constexpr int64_t IN_CACHE = 256 * 1024;          // bytes of packed rows that are passed over for each panel
+constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 ? 6 : 3;  // of a tile: its sums fill the registers
+constexpr int DIRECT = LANES == 16 ? 12 : 2;       // rows of a tile for which integers are widened as they are read,
+constexpr int DIRECT_BF16 = LANES == 8 ? 4 : ROWS;  // and bfloat16: more take too many registers
+constexpr int64_t CHUNK = 256;                               // of K, in which sums begin anew; whole blocks
+constexpr int64_t BLOCK = 128;                               // of K: integers with one scale for the whole of K
+constexpr int64_t AHEAD = 2048;                              // bytes between what is read and what is prefetched
+constexpr int64_t IN_CACHE = 4 << 20;                        // bytes of packed rows that are passed over for each panel
 
 typedef int16_t vw __attribute__((vector_size(LANES * 4)));  // pairs
 
@@ -47,11 +50,13 @@ HT_INLINE Matrix matrix_of(const Weight& w, int64_t e = 0) {
   return m;
 }
 
-// Numbers of 4 bytes that a packed row takes.
-HT_INLINE int64_t packed_width(const Matrix& w) {
-  const int64_t k = padded_k(w), block = block_of(w);
-  return is_float(w.format) ? k : k / 2 + (k + block - 1) / block;
+HT_INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Numbers of 4 bytes that a packed row takes up to k, which is padded_k or the end of a chunk.
+HT_INLINE int64_t packed_width(const Matrix& w, int64_t k) {
+  return is_float(w.format) ? k : k / 2 + (k + block_of(w) - 1) / block_of(w);
 }
+HT_INLINE int64_t packed_width(const Matrix& w) { return packed_width(w, padded_k(w)); }
 HT_INLINE int64_t tiles_of(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
 HT_INLINE int64_t tile_begin(int64_t rows, int64_t tile) { return rows * tile / tiles_of(rows); }
 
@@ -78,28 +83,31 @@ HT_INLINE float quantise(int16_t* q, const float* x, int64_t n, int64_t padded) 
   return (most > 1e-30f ? most * (1.f / 32767.f) : 0.f) + sum(none);
 }
 
-// Pack `rows` <= ROWS rows, row(i) being where row i lies.
+// Pack tile `tile` of `rows` rows to its places in `to`; row(i) is where row i lies.
 template <class Row>
-HT_INLINE void pack_tile(float* to, const Matrix& w, int64_t rows, Row row) {
-  const int64_t k = padded_k(w);
-  if (is_float(w.format)) {
-    for (int64_t m = 0; m < rows; ++m) {
-      const float* from = row(m);
-      int64_t i = 0;
-      for (; i < w.k; ++i) to[i * rows + m] = from[i];
-      for (; i < k; ++i) to[i * rows + m] = 0;
+HT_INLINE void pack_tile(float* to, const Matrix& w, int64_t rows, int64_t tile, Row row) {
+  const int64_t k = padded_k(w), block = block_of(w), width = packed_width(w, CHUNK);
+  const int64_t first = tile_begin(rows, tile), count = tile_begin(rows, tile + 1) - first;
+  for (int64_t begin = 0; begin < k; begin += CHUNK, to += rows * width) {
+    const int64_t end = lesser(begin + CHUNK, k), filled = lesser(end, w.k);
+    float* at = to + first * (end - begin < CHUNK ? packed_width(w, end - begin) : width);
+    if (is_float(w.format)) {
+      for (int64_t m = 0; m < count; ++m) {
+        const float* from = row(first + m);
+        for (int64_t i = begin; i < filled; ++i) at[(i - begin) * count + m] = from[i];
+        for (int64_t i = filled; i < end; ++i) at[(i - begin) * count + m] = 0;
+      }
+      continue;
     }
-    return;
-  }
-  const int64_t block = block_of(w);
-  for (int64_t begin = 0; begin < k; begin += block) {
-    const int64_t padded = k - begin < block ? k - begin : block, left = w.k - begin;
-    for (int64_t m = 0; m < rows; ++m) {
-      int16_t q[BLOCK + 16];
-      to[m] = quantise(q, row(m) + begin, left < padded ? left : padded, padded);
-      for (int64_t i = 0; i < padded / 2; ++i) memcpy(to + rows * (1 + i) + m, q + 2 * i, 4);
+    for (int64_t b = begin; b < end; b += block) {
+      const int64_t padded = lesser(block, end - b), n = filled < b ? 0 : lesser(padded, filled - b);
+      for (int64_t m = 0; m < count; ++m) {
+        int16_t q[BLOCK + 16];
+        at[m] = quantise(q, row(first + m) + b, n, padded);
+        for (int64_t i = 0; i < padded / 2; ++i) memcpy(at + count * (1 + i) + m, q + 2 * i, 4);
+      }
+      at += count * (1 + padded / 2);
     }
-    to += rows * (1 + padded / 2);
   }
 }
 
@@ -116,197 +124,261 @@ HT_INLINE vi add_products(vi sum, vw a, vw b) {
 #endif
 }
 
-// A tile of rows times one panel over a part of K.
+// Keeps the compiler from loading from here before what comes before: too many loads ahead and registers are short.
+template <class T>
+HT_INLINE void not_before(const T*& p) {
+  asm volatile("" : "+r"(p));
+}
+
+// A tile of rows times a chunk of one panel.
 struct Part {
-  const char* panel;
-  const float* x;         // the tile, packed
-  int64_t begin, end;     // of K; begin a multiple of CHUNK
-  int64_t group, block, blocks;  // blocks: those before begin
+  const char* w;       // the chunk; of integers its numbers
+  const char* scales;  // of integers: those of the first block, where the group is the whole of K
+  const char* next;    // what is read after the chunk, to be prefetched
+  int64_t next_step;   // bytes of it with each step
+  const float* x;      // the tile, packed
+  int64_t k, block, grouped;
   float* y;
   int64_t y_stride, columns;
-  const float* bias;      // where this is the last part of K
-};
-
-template <int FORMAT, int COUNT>
-struct Product;
-
-template <int COUNT>
-struct Product<PANEL_F32, COUNT> {
-  HT_INLINE void run(const Part& p, vf (&y)[COUNT][VECTORS]) {
-    for (int64_t chunk = p.begin; chunk < p.end; chunk += CHUNK) {
-      const int64_t end = p.end - chunk < CHUNK ? p.end : chunk + CHUNK;
-      vf sums[COUNT][VECTORS] = {};
-      const float *w = reinterpret_cast<const float*>(p.panel) + chunk * PANEL, *x = p.x + chunk * COUNT;
-      for (int64_t k = chunk; k < end; ++k, w += PANEL, x += COUNT) {
-        __builtin_prefetch(reinterpret_cast<const char*>(w) + AHEAD);
-        vf v[VECTORS];
-        for (int i = 0; i < VECTORS; ++i) v[i] = load(w + i * LANES);
-        for (int m = 0; m < COUNT; ++m)
-          for (int i = 0; i < VECTORS; ++i) sums[m][i] = fma(v[i], splat(x[m]), sums[m][i]);
-      }
-      for (int m = 0; m < COUNT; ++m)
-        for (int i = 0; i < VECTORS; ++i) y[m][i] += sums[m][i];
-    }
-  }
+  bool first;          // y is set, not added to
+  const float* bias;   // with the last chunk
 };
 
 template <int COUNT>
-struct Product<PANEL_BF16, COUNT> {
-  HT_INLINE void run(const Part& p, vf (&y)[COUNT][VECTORS]) {
-    for (int64_t chunk = p.begin; chunk < p.end; chunk += CHUNK) {
-      const int64_t end = p.end - chunk < CHUNK ? p.end : chunk + CHUNK;
-      vf sums[COUNT][VECTORS] = {};
-      const float *w = reinterpret_cast<const float*>(p.panel) + chunk / 2 * PANEL, *x = p.x + chunk * COUNT;
-      for (int64_t k = chunk; k < end; k += 2, w += PANEL, x += 2 * COUNT) {
-        __builtin_prefetch(reinterpret_cast<const char*>(w) + AHEAD);
-        vu pairs[VECTORS];
-        for (int i = 0; i < VECTORS; ++i) pairs[i] = (vu)load(w + i * LANES);
-        for (int m = 0; m < COUNT; ++m)
-          for (int i = 0; i < VECTORS; ++i) sums[m][i] = fma((vf)(pairs[i] << 16), splat(x[m]), sums[m][i]);
-        for (int m = 0; m < COUNT; ++m)
-          for (int i = 0; i < VECTORS; ++i)
-            sums[m][i] = fma((vf)(pairs[i] & 0xffff0000u), splat(x[COUNT + m]), sums[m][i]);
-      }
-      for (int m = 0; m < COUNT; ++m)
-        for (int i = 0; i < VECTORS; ++i) y[m][i] += sums[m][i];
-    }
+HT_INLINE void multiply_f32(const Part& p, vf (&sums)[COUNT][VECTORS]) {
+  const float *w = reinterpret_cast<const float*>(p.w), *x = p.x;
+  const char* next = p.next;
+  for (int64_t k = 0; k < p.k; ++k, w += PANEL, x += COUNT, next += p.next_step) {
+    __builtin_prefetch(next);
+    vf v[VECTORS];
+    for (int i = 0; i < VECTORS; ++i) v[i] = load(w + i * LANES);
+    for (int m = 0; m < COUNT; ++m)
+      for (int i = 0; i < VECTORS; ++i) sums[m][i] = fma(v[i], splat(x[m]), sums[m][i]);
   }
-};
+}
 
+template <int COUNT>
+HT_INLINE void multiply_bf16(const Part& p, vf (&sums)[COUNT][VECTORS]) {
+  const float *w = reinterpret_cast<const float*>(p.w), *x = p.x;
+  const char* next = p.next;
+  for (int64_t k = 0; k < p.k; k += 2, w += PANEL, x += 2 * COUNT, next += p.next_step) {
+    __builtin_prefetch(next);
+    vf even[VECTORS], odd[VECTORS];
+    for (int i = 0; i < VECTORS; ++i) even[i] = (vf)((vu)load(w + i * LANES) << 16);
+    for (int m = 0; m < COUNT; ++m)
+      for (int i = 0; i < VECTORS; ++i) sums[m][i] = fma(even[i], splat(x[m]), sums[m][i]);
+    not_before(x);
+    not_before(w);
+    for (int i = 0; i < VECTORS; ++i) odd[i] = (vf)((vu)load(w + i * LANES) & 0xffff0000u);
+    for (int m = 0; m < COUNT; ++m)
+      for (int i = 0; i < VECTORS; ++i) sums[m][i] = fma(odd[i], splat(x[COUNT + m]), sums[m][i]);
+  }
+}
+
+// Pair j of the words that are read in a step.
+template <int BITS>
+HT_INLINE vw pairs_of(vw words, int j) {
+  return (vw)((vw)(words << (16 - BITS * (j + 1))) >> (16 - BITS));
+}
+HT_INLINE vw load_words(const char* p) { return (vw)load(reinterpret_cast<const float*>(p)); }
+HT_INLINE vf load_scales(const char* p, int v) { return load_bf16(reinterpret_cast<const uint16_t*>(p) + v * LANES); }
+
+// With few rows: each word is read once.
 template <int BITS, int COUNT>
-HT_INLINE void multiply_integers(const Part& p, vf (&y)[COUNT][VECTORS]) {
+HT_INLINE void multiply_words(const Part& p, vf (&y)[COUNT][VECTORS]) {
   constexpr int PAIRS = 16 / BITS;  // in a step
-  const char* w = p.panel + p.begin * PANEL * BITS / 8 + (p.group ? p.blocks : 1) * 2 * PANEL;
-  const char* scales = p.panel;
-  const float* x = p.x + COUNT * (p.begin / 2 + p.blocks);
-  for (int64_t begin = p.begin; begin < p.end; begin += p.block) {
-    const int64_t steps = (p.end - begin < p.block ? p.end - begin : p.block) / (2 * PAIRS);
-    if (p.group) scales = w, w += 2 * PANEL;
+  const char *w = p.w, *next = p.next, *scales = p.scales;
+  const float* x = p.x;
+  for (int64_t begin = 0; begin < p.k; begin += p.block) {
+    const int64_t steps = lesser(p.block, p.k - begin) / (2 * PAIRS);
+    if (p.grouped) scales = w, w += 2 * PANEL;
     const float* row_scales = x;
     x += COUNT;
     vi sums[COUNT][VECTORS] = {};
-    for (int64_t i = 0; i < steps; ++i, w += 4 * PANEL, x += PAIRS * COUNT) {
-      __builtin_prefetch(w + AHEAD);
-      vw step[VECTORS];
-      for (int v = 0; v < VECTORS; ++v) step[v] = (vw)load(reinterpret_cast<const float*>(w) + v * LANES);
-      for (int j = 0; j < PAIRS; ++j) {
-        vw pairs[VECTORS];
-        for (int v = 0; v < VECTORS; ++v) pairs[v] = (vw)((vw)(step[v] << (16 - BITS * (j + 1))) >> (16 - BITS));
+    for (int64_t i = 0; i < steps; ++i, w += 4 * PANEL, next += p.next_step, x += PAIRS * COUNT) {
+      __builtin_prefetch(next);
+      vw words[VECTORS];
+      for (int v = 0; v < VECTORS; ++v) words[v] = load_words(w + v * LANES * 4);
+      for (int j = 0; j < PAIRS; ++j)
         for (int m = 0; m < COUNT; ++m)
           for (int v = 0; v < VECTORS; ++v)
-            sums[m][v] = add_products(sums[m][v], pairs[v], (vw)splat(x[j * COUNT + m]));
-      }
+            sums[m][v] = add_products(sums[m][v], pairs_of<BITS>(words[v], j), (vw)splat(x[j * COUNT + m]));
     }
     for (int v = 0; v < VECTORS; ++v) {
-      const vf by = load_bf16(reinterpret_cast<const uint16_t*>(scales) + v * LANES);
+      const vf by = load_scales(scales, v);
       for (int m = 0; m < COUNT; ++m)
         y[m][v] = fma(__builtin_convertvector(sums[m][v], vf), by * row_scales[m], y[m][v]);
     }
   }
 }
-template <int COUNT>
-struct Product<PANEL_I8, COUNT> {
-  HT_INLINE void run(const Part& p, vf (&y)[COUNT][VECTORS]) { multiply_integers<8, COUNT>(p, y); }
-};
-template <int COUNT>
-struct Product<PANEL_I4, COUNT> {
-  HT_INLINE void run(const Part& p, vf (&y)[COUNT][VECTORS]) { multiply_integers<4, COUNT>(p, y); }
+
+// A chunk for many rows: float32, or of integers all scales and all pairs.
+union Wide {
+  alignas(64) float numbers[CHUNK][PANEL];
+  struct {
+    alignas(64) float scales[CHUNK / 32][PANEL];
+    alignas(64) int16_t pairs[CHUNK / 2][2 * PANEL];
+  };
 };
 
-template <int FORMAT, int COUNT>
-static void multiply_part(const Part& p) {
-  vf y[COUNT][VECTORS] = {};
-  const bool whole = p.columns == PANEL;
-  int64_t valid[VECTORS];
-  for (int i = 0; i < VECTORS; ++i) {
-    const int64_t n = p.columns - i * LANES;
-    valid[i] = n < 0 ? 0 : n < LANES ? n : LANES;
-  }
-  if (p.begin)
-    for (int m = 0; m < COUNT; ++m)
-      for (int i = 0; i < VECTORS; ++i) {
-        const float* from = p.y + m * p.y_stride + i * LANES;
-        y[m][i] = whole ? load(from) : load_part(from, valid[i]);
+static void widen_bf16(Wide& wide, const Part& p) {
+  const float* w = reinterpret_cast<const float*>(p.w);
+  for (int64_t k = 0; k < p.k; k += 2, w += PANEL)
+    for (int v = 0; v < VECTORS; ++v) {
+      const vu pairs = (vu)load(w + v * LANES);
+      store(wide.numbers[k] + v * LANES, (vf)(pairs << 16));
+      store(wide.numbers[k + 1] + v * LANES, (vf)(pairs & 0xffff0000u));
+    }
+}
+
+template <int BITS>
+static void widen_words(Wide& wide, const Part& p) {
+  constexpr int PAIRS = 16 / BITS;
+  const char *w = p.w, *scales = p.scales;
+  int16_t* to = wide.pairs[0];
+  for (int64_t begin = 0, b = 0; begin < p.k; begin += p.block, ++b) {
+    const int64_t steps = lesser(p.block, p.k - begin) / (2 * PAIRS);
+    if (p.grouped) scales = w, w += 2 * PANEL;
+    for (int v = 0; v < VECTORS; ++v) store(wide.scales[b] + v * LANES, load_scales(scales, v));
+    for (int64_t i = 0; i < steps; ++i, w += 4 * PANEL) {
+      for (int v = 0; v < VECTORS; ++v) {
+        const vw words = load_words(w + v * LANES * 4);
+        for (int j = 0; j < PAIRS; ++j) {
+          const vw pairs = pairs_of<BITS>(words, j);
+          memcpy(to + j * 2 * PANEL + v * 2 * LANES, &pairs, sizeof pairs);
+        }
       }
-  Product<FORMAT, COUNT>::run(p, y);
-  for (int i = 0; i < VECTORS; ++i) {
+      to += PAIRS * 2 * PANEL;
+    }
+  }
+}
+
+template <int COUNT>
+HT_INLINE void multiply_wide(const Part& p, vf (&y)[COUNT][VECTORS]) {
+  const Wide& wide = *reinterpret_cast<const Wide*>(p.w);
+  const int16_t* w = wide.pairs[0];
+  const float* x = p.x;
+  const char* next = p.next;
+  for (int64_t begin = 0, b = 0; begin < p.k; begin += p.block, ++b) {
+    const int64_t pairs = lesser(p.block, p.k - begin) / 2;
+    const float* row_scales = x;
+    x += COUNT;
+    vi sums[COUNT][VECTORS] = {};
+    for (int64_t i = 0; i < pairs; ++i, w += 2 * PANEL, x += COUNT, next += p.next_step) {
+      __builtin_prefetch(next);
+      vw words[VECTORS];
+      for (int v = 0; v < VECTORS; ++v) words[v] = load_words(reinterpret_cast<const char*>(w + v * 2 * LANES));
+      for (int m = 0; m < COUNT; ++m)
+        for (int v = 0; v < VECTORS; ++v) sums[m][v] = add_products(sums[m][v], words[v], (vw)splat(x[m]));
+    }
+    for (int v = 0; v < VECTORS; ++v) {
+      const vf by = load(wide.scales[b] + v * LANES);
+      for (int m = 0; m < COUNT; ++m)
+        y[m][v] = fma(__builtin_convertvector(sums[m][v], vf), by * row_scales[m], y[m][v]);
+    }
+  }
+}
+
+constexpr int64_t WIDE = -1;  // beside the formats
+
+template <int64_t FORMAT, int COUNT>
+static void multiply_part(const Part& p) {
+  vf sums[COUNT][VECTORS] = {};
+  if (!p.first)
+    for (int m = 0; m < COUNT; ++m) __builtin_prefetch(p.y + m * p.y_stride, 1);
+  if constexpr (FORMAT == PANEL_F32) multiply_f32(p, sums);
+  if constexpr (FORMAT == PANEL_BF16) multiply_bf16(p, sums);
+  if constexpr (FORMAT == PANEL_I8) multiply_words<8>(p, sums);
+  if constexpr (FORMAT == PANEL_I4) multiply_words<4>(p, sums);
+  if constexpr (FORMAT == WIDE) multiply_wide(p, sums);
+  for (int v = 0; v < VECTORS; ++v) {
+    const int64_t left = p.columns - v * LANES, n = left < 0 ? 0 : lesser(left, LANES);
     vf bias = {};
-    if (p.bias) bias = load_part(p.bias + i * LANES, valid[i]);
+    if (p.bias) bias = load_part(p.bias + v * LANES, n);
     for (int m = 0; m < COUNT; ++m) {
-      float* to = p.y + m * p.y_stride + i * LANES;
-      if (p.bias) y[m][i] += bias;
-      if (whole)
-        store(to, y[m][i]);
-      else
-        store_part(to, y[m][i], valid[i]);
+      float* to = p.y + m * p.y_stride + v * LANES;
+      vf y = sums[m][v];
+      if (n == LANES) {
+        if (!p.first) y = load(to) + y;
+        store(to, p.bias ? y + bias : y);
+      } else {
+        if (!p.first) y = load_part(to, n) + y;
+        store_part(to, p.bias ? y + bias : y, n);
+      }
     }
   }
 }
 
 using PartKernel = void (*)(const Part&);
 
-template <int FORMAT>
+template <int64_t FORMAT, int MOST>
 HT_INLINE PartKernel part_kernel(int64_t rows) {
   switch (rows) {
 #define CASE(n) \
-  case n: return multiply_part<FORMAT, n>;
-    CASE(1) CASE(2) CASE(3)
-#if defined(__AVX2__)
-    CASE(4) CASE(5) CASE(6)
-#endif
-#if defined(__AVX512F__)
-    CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
-#endif
+  case n: return multiply_part<FORMAT, n <= MOST ? n : 1>;
+    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE
   }
   __builtin_unreachable();
 }
 HT_INLINE PartKernel part_kernel(int64_t format, int64_t rows) {
   switch (format) {
-    case PANEL_F32: return part_kernel<PANEL_F32>(rows);
-    case PANEL_BF16: return part_kernel<PANEL_BF16>(rows);
-    case PANEL_I8: return part_kernel<PANEL_I8>(rows);
-    default: return part_kernel<PANEL_I4>(rows);
+    case PANEL_F32: return part_kernel<PANEL_F32, ROWS>(rows);
+    case PANEL_BF16: return part_kernel<PANEL_BF16, DIRECT_BF16>(rows);
+    case PANEL_I8: return part_kernel<PANEL_I8, DIRECT>(rows);
+    case PANEL_I4: return part_kernel<PANEL_I4, DIRECT>(rows);
+    default: return part_kernel<WIDE, ROWS>(rows);
   }
 }
 
 // The columns of these panels of y [rows, n], for packed rows.
 static void multiply_panels(const Matrix& w, Range panels, const float* packed, int64_t rows, float* y,
                             int64_t y_stride, const float* bias) {
-  const int64_t k = padded_k(w), x_width = packed_width(w), bytes = panel_bytes(w), tiles = tiles_of(rows);
-  Part part{nullptr, nullptr, 0, 0, w.group, block_of(w), 0, nullptr, y_stride, 0, nullptr};
-  const auto run = [&](int64_t panel, int64_t tile) {
-    const int64_t first = tile_begin(rows, tile), count = tile_begin(rows, tile + 1) - first, n = panel * PANEL;
-    part.panel = w.data + panel * bytes;
-    part.x = packed + first * x_width;
-    part.y = y + first * y_stride + n;
-    part.columns = w.n - n < PANEL ? w.n - n : PANEL;
-    part.bias = bias && part.end == k ? bias + n : nullptr;
-    part_kernel(w.format, count)(part);
-  };
-  const auto part_of_k = [&](int64_t begin, int64_t most) {
-    part.begin = begin;
-    part.blocks = begin / part.block;
-    part.end = k - begin < most ? k : begin + most;
-  };
-  if (tiles == 1) {
-    part_of_k(0, k);
-    for (int64_t p = panels.begin; p < panels.end; ++p) run(p, 0);
-  } else if (rows * x_width * 4 <= IN_CACHE) {
-    for (int64_t p = panels.begin; p < panels.end; ++p)
+  const int64_t k = padded_k(w), bytes = panel_bytes(w), tiles = tiles_of(rows), chunk_width = packed_width(w, CHUNK);
+  const bool integers = !is_float(w.format);
+  const int64_t most = (rows + tiles - 1) / tiles;
+  const bool widened = integers ? most > DIRECT : w.format == PANEL_BF16 && most > DIRECT_BF16;
+  const int64_t format = !widened ? w.format : integers ? WIDE : PANEL_F32;
+  const int64_t head = integers && !w.group ? 2 * PANEL : 0;  // scales of the whole of K
+  Matrix chunk = w;
+  chunk.k = CHUNK;
+  const int64_t chunk_bytes = panel_bytes(chunk) - head;
+  Part part{nullptr, nullptr, nullptr, 0, nullptr, 0, block_of(w), w.group, nullptr, y_stride, 0, false, nullptr};
+  Wide wide;
+  const int64_t at_once = IN_CACHE / (packed_width(w) * 4 * ROWS) + 1;
+  for (int64_t tile0 = 0; tile0 < tiles; tile0 += at_once) {
+    const int64_t tile1 = lesser(tile0 + at_once, tiles);
+    // The chunk after this one is prefetched by the first tiles, each its share.
+    const int64_t spread = lesser(tile1 - tile0, 8), ahead = tile1 - tile0 == 1 ? AHEAD : chunk_bytes;
+    const int64_t steps = format == PANEL_F32 ? CHUNK : format == PANEL_I8 ? CHUNK / 4 : format == PANEL_I4 ? CHUNK / 8 : CHUNK / 2;
+    for (int64_t p = panels.begin; p < panels.end; ++p) {
+      const int64_t n = p * PANEL;
+      part.columns = lesser(PANEL, w.n - n);
       for (int64_t begin = 0; begin < k; begin += CHUNK) {
-        part_of_k(begin, CHUNK);
-        for (int64_t tile = 0; tile < tiles; ++tile) run(p, tile);
+        const char* from = w.data + p * bytes + head + begin / CHUNK * chunk_bytes;
+        const float* x = packed + begin / CHUNK * chunk_width * rows;
+        part.k = lesser(CHUNK, k - begin);
+        part.first = begin == 0;
+        part.bias = bias && begin + part.k == k ? bias + n : nullptr;
+        part.w = from;
+        part.scales = w.data + p * bytes;
+        if (widened) {
+          if (w.format == PANEL_BF16) widen_bf16(wide, part);
+          if (w.format == PANEL_I8) widen_words<8>(wide, part);
+          if (w.format == PANEL_I4) widen_words<4>(wide, part);
+          part.w = reinterpret_cast<const char*>(&wide);
+        }
+        const int64_t x_width = packed_width(w, part.k);
+        for (int64_t tile = tile0; tile < tile1; ++tile) {
+          const int64_t first = tile_begin(rows, tile), turn = tile - tile0;
+          part.x = x + first * x_width;
+          part.y = y + first * y_stride + n;
+          part.next = from + (turn < spread ? ahead + turn * chunk_bytes / spread : 0);
+          part.next_step = turn < spread ? lesser(chunk_bytes / (spread * steps), 4 * PANEL) : 0;
+          part_kernel(format, tile_begin(rows, tile + 1) - first)(part);
+        }
       }
-  } else {
-    // Of a chunk of K as many rows as fit in the cache.
-    const int64_t at_once = IN_CACHE / (CHUNK * 4) / ROWS;
-    for (int64_t tile0 = 0; tile0 < tiles; tile0 += at_once)
-      for (int64_t begin = 0; begin < k; begin += CHUNK) {
-        part_of_k(begin, CHUNK);
-        for (int64_t p = panels.begin; p < panels.end; ++p)
-          for (int64_t tile = tile0; tile < tiles && tile < tile0 + at_once; ++tile) run(p, tile);
-      }
+    }
   }
 }
 
