@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
-from engines import OURS, PEERS, WEIGHTS, Setup, available, start_ours
+from contenders import OURS, PEERS, WEIGHTS, Setup, available, start_ours
 from processes import Job, Worker, WorkerError
 
 from hybridtrt.runtime.limits import Limits, measure_limits

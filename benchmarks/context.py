@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
 from chart import Panel, line_chart
-from engines import WEIGHTS, Setup, our_engine
+from contenders import WEIGHTS, Setup, our_engine
 
 from hybridtrt.build.engine import is_engine
 from hybridtrt.runtime.cpu_runner import CpuRunner

@@ -78,8 +78,8 @@ def _line(name: str, taken: float, work: Work, steps: int, seconds: float) -> Li
         name,
         round(taken / steps * 1e3, 4),
         round(taken / seconds, 4),
-        round(work.bytes / taken / 1e9, 2) if taken else 0.0,
-        round(work.flops / taken / 1e9, 2) if taken else 0.0,
+        round(work.bytes / taken / 1e9, 6) if taken else 0.0,
+        round(work.flops / taken / 1e9, 6) if taken else 0.0,
     )
 
 
