@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import tiny_checkpoint
-from engines import LIMITS, relative_error, tiny_engine
+from engines import LIMITS, tiny_engine, typical_error
 from numpy.typing import NDArray
 from steps import make_batch, place
 
@@ -24,7 +24,7 @@ from hybridtrt.runtime.load import RuntimeOptions, default_threads, load_runner
 from hybridtrt.runtime.torch_runner import TorchRunner
 
 FAMILIES = ("qwen3_next", "granitemoehybrid", "jamba", "minimax", "nemotron_h", "deepseek_v3")
-IDS = np.random.default_rng(0).integers(0, 96, 50).tolist()
+IDS = np.random.default_rng(1).integers(0, 96, 50).tolist()
 # Of the logits' standard deviation, against float32 compute with the same stored weights: integers are multiplied with
 # activations rounded to 16 bits.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-4, "int8": 2e-3, "int4": 2e-3}
@@ -51,10 +51,9 @@ def test_every_format_of_weights(
     source = checkpoint(family, "bfloat16", tmp_path_factory.getbasetemp())
     build(source, tmp_path / "engine", replace(LIMITS, weights=weights))
     expected = logits(tmp_path / "engine", walker="torch")
-    error = relative_error(logits(tmp_path / "engine"), expected)
-    assert error < TOLERANCE[weights]
+    assert typical_error(logits(tmp_path / "engine"), expected) < TOLERANCE[weights]
     build(source, tmp_path / "float", replace(LIMITS, weights="float32"))
-    rounding = relative_error(expected, logits(tmp_path / "float", walker="torch"))
+    rounding = typical_error(expected, logits(tmp_path / "float", walker="torch"))
     assert (rounding == 0) == (weights in ("float32", "bfloat16"))
 
 
@@ -66,7 +65,7 @@ def test_instruction_sets_and_threads(family: str) -> None:
     for threads in (2, 3):
         np.testing.assert_array_equal(logits(engine, threads=threads), expected)
     for isa in supported_isas():
-        assert relative_error(logits(engine, isa=isa), expected) < 1e-4
+        assert typical_error(logits(engine, isa=isa), expected) < 1e-4
 
 
 @pytest.mark.parametrize("weights", TOLERANCE)

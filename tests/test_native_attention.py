@@ -125,7 +125,9 @@ def test_attention_below_a_limit_is_its_definition(
 
 
 @FEW
-@given(**CUTS, heads=st.sampled_from([1, 3, 40]), sizes=st.sampled_from([(6, 4, 8, 5), (17, 3, 37, 9), (8, 16, 24, 40)]))
+@given(
+    **CUTS, heads=st.sampled_from([1, 3, 40]), sizes=st.sampled_from([(6, 4, 8, 5), (17, 3, 37, 9), (8, 16, 24, 40)])
+)
 def test_latent_attention_is_its_definition(
     isa: str, lengths: list[int], chunk: int, threads: int, page: int, seed: int, heads: int,
     sizes: tuple[int, int, int, int],

@@ -10,8 +10,7 @@ import checkpoints
 import numpy as np
 import pytest
 import torch
-from engines import make_engine, oracle_logits, relative_error, tiny_engine
-from numpy.typing import NDArray
+from engines import make_engine, oracle_logits, relative_error, tiny_engine, typical_error
 
 from hybridtrt.converters.families import families
 from hybridtrt.plugins.registry import WALKERS
@@ -63,14 +62,6 @@ def test_greedy_tokens_by_single_steps(variant: str) -> None:
         assert result.error is None
         expected = oracle_logits(checkpoints.tiny_model(variant), [*request.prompt_ids, *result.token_ids])
         assert agreeing_tokens(expected[len(request.prompt_ids) - 1 : -1], result.token_ids) == NEW
-
-
-def typical_error(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
-    """Largest difference of a token's logits by their standard deviation, in the median token.
-
-    Rounding may let the router choose another expert; the few tokens that it happens to say nothing of precision.
-    """
-    return float(np.median(np.abs(logits - expected).max(axis=1)) / expected.std())
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
