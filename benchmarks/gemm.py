@@ -4,7 +4,8 @@
 The matrices of a kind lie one after another in more memory than any cache holds, and are gone through in turn, so a
 product of few rows takes the time in which its weights are read. Times are means of calls of a few products, the best and the
 median of the calls (A B A B ... over the formats). GB/s counts packed weights, GFLOP/s two
-operations a multiply-add. The limits are measured in the same run.
+operations a multiply-add. With one thread time is CPU time, so that other work on the machine takes less part in it. The
+limits are measured in the same run.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import argparse
 import json
 import statistics
 import sys
-import time
 
 import numpy as np
 import torch
+from harness import timer
 from numpy.typing import NDArray
 
 from hybridtrt.plugins.linear.packing import pack, packed_bytes
@@ -56,31 +57,30 @@ class Packed:
             weight = Weight(self.copies[self.next], self.form, (n, k), self.group)
             self.next = (self.next + 1) % len(self.copies)
             nodes.append(Node("linear", (place[0],), (place[1],), (weight, None), (), ()))
-        program = Program(nodes, 0, 0, (), self.threads, self.isa)
-        program.profile(True)
-        program.step(batch_of(len(x)), 1)
-        seconds = float(program.times()[1:].sum()) / 1e9  # without the first, before which threads wake up
+        program, batch, clock = Program(nodes, 0, 0, (), self.threads, self.isa), batch_of(len(x)), timer(self.threads)
+        started = clock()
+        program.step(batch, 1)
+        seconds = clock() - started
         program.close()
-        return seconds / (count - 1)
+        return seconds / count
 
 
 class Torch:
     """The same with torch's float32 product."""
 
-    def __init__(self, n: int, k: int, megabytes: int) -> None:
-        self.bytes = 4 * n * k
+    def __init__(self, n: int, k: int, megabytes: int, threads: int) -> None:
+        self.bytes, self.threads = 4 * n * k, threads
         self.copies = [torch.randn(n, k) / k**0.5 for _ in range(max(2, megabytes * 1_000_000 // self.bytes))]
         self.next = 0
 
     def run(self, x: NDArray[np.float32], y: NDArray[np.float32], count: int) -> float:
         """Seconds of a product, the mean of `count`."""
-        rows, out, started = torch.from_numpy(x), torch.from_numpy(y), 0.0
-        for i in range(count):
-            if i == 1:
-                started = time.perf_counter()
+        rows, out, clock = torch.from_numpy(x), torch.from_numpy(y), timer(self.threads)
+        started = clock()
+        for _ in range(count):
             torch.mm(rows, self.copies[self.next].T, out=out)
             self.next = (self.next + 1) % len(self.copies)
-        return (time.perf_counter() - started) / (count - 1)
+        return (clock() - started) / count
 
 
 def main() -> int:
@@ -100,7 +100,7 @@ def main() -> int:
     n, k = args.shape
     limits = measure_limits(args.threads, args.isa)
     kinds: dict[str, Packed | Torch] = {
-        kind: Torch(n, k, args.megabytes)
+        kind: Torch(n, k, args.megabytes, args.threads)
         if kind == "torch"
         else Packed(kind, n, k, args.megabytes, args.threads, args.isa)
         for kind in args.kinds

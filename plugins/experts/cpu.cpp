@@ -102,12 +102,18 @@ void experts(const Step&, const Call& call, Team& team) {
   float* packed_x = static_cast<float*>(team_workspace(team, size_t(all * (x_width + wide.n + h_width + hidden)) * 4));
   float *h = packed_x + all * x_width, *packed_h = h + all * wide.n, *y = packed_h + all * h_width;
 
-  share_tiles(sorted, team, [&](int64_t first, int64_t rows, int64_t tile) {
-    pack_tile(packed_x + first * x_width, wide, rows, tile,
-              [&](int64_t i) { return floats(x, sorted.order[first + i] / choices); });
-  });
+  bool same = x.rows == 1;  // one row for different experts
+  for (int64_t e = 0; same && e < sorted.experts; ++e) same = sorted.begins[e + 1] - sorted.begins[e] < 2;
+  if (same) {
+    if (team.rank == 0) pack_tile(packed_x, wide, 1, 0, [&](int64_t) { return floats(x); });
+  } else {
+    share_tiles(sorted, team, [&](int64_t first, int64_t rows, int64_t tile) {
+      pack_tile(packed_x + first * x_width, wide, rows, tile,
+                [&](int64_t i) { return floats(x, sorted.order[first + i] / choices); });
+    });
+  }
   team_wait(team);
-  multiply_experts(sorted, up, up_bias, packed_x, x_width, h, wide.n, team);
+  multiply_experts(sorted, up, up_bias, packed_x, same ? 0 : x_width, h, wide.n, team);
   team_wait(team);
   share_tiles(sorted, team, [&](int64_t first, int64_t rows, int64_t tile) {
     for (int64_t i = first + tile_begin(rows, tile); i < first + tile_begin(rows, tile + 1); ++i) {

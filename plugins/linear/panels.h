@@ -15,8 +15,7 @@ namespace HT_ISA {
 
 constexpr int PANEL = 16, VECTORS = PANEL / LANES;
 constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 ? 6 : 3;  // of a tile: its sums fill the registers
-constexpr int DIRECT = LANES == 16 ? 12 : 2;       // rows of a tile for which integers are widened as they are read,
-constexpr int DIRECT_BF16 = LANES == 8 ? 4 : ROWS;  // and bfloat16: more take too many registers
+constexpr int ROWS_BF16 = LANES == 8 ? 4 : ROWS;             // with more, bfloat16 takes too many registers
 constexpr int64_t CHUNK = 256;                               // of K, in which sums begin anew; whole blocks
 constexpr int64_t BLOCK = 128;                               // of K: integers with one scale for the whole of K
 constexpr int64_t AHEAD = 2048;                              // bytes between what is read and what is prefetched
@@ -31,7 +30,10 @@ struct Matrix {
 };
 
 HT_INLINE bool is_float(int64_t format) { return format == PANEL_F32 || format == PANEL_BF16; }
-HT_INLINE int64_t step_of(int64_t format) { return format == PANEL_F32 ? 1 : format == PANEL_BF16 ? 2 : format == PANEL_I8 ? 4 : 8; }
+// Numbers of K that are read at once.
+HT_INLINE int64_t step_of(int64_t format) {
+  return format == PANEL_F32 ? 1 : format == PANEL_BF16 ? 2 : format == PANEL_I8 ? 4 : 8;
+}
 HT_INLINE int64_t padded_k(const Matrix& w) {
   const int64_t step = w.group ? w.group : step_of(w.format);
   return (w.k + step - 1) / step * step;
@@ -279,7 +281,7 @@ HT_INLINE void multiply_wide(const Part& p, vf (&y)[COUNT][VECTORS]) {
   }
 }
 
-constexpr int64_t WIDE = -1;  // beside the formats
+constexpr int64_t WIDE = -1;  // beside the formats: integers that were widened
 
 template <int64_t FORMAT, int COUNT>
 static void multiply_part(const Part& p) {
@@ -324,9 +326,9 @@ HT_INLINE PartKernel part_kernel(int64_t rows) {
 HT_INLINE PartKernel part_kernel(int64_t format, int64_t rows) {
   switch (format) {
     case PANEL_F32: return part_kernel<PANEL_F32, ROWS>(rows);
-    case PANEL_BF16: return part_kernel<PANEL_BF16, DIRECT_BF16>(rows);
-    case PANEL_I8: return part_kernel<PANEL_I8, DIRECT>(rows);
-    case PANEL_I4: return part_kernel<PANEL_I4, DIRECT>(rows);
+    case PANEL_BF16: return part_kernel<PANEL_BF16, ROWS>(rows);
+    case PANEL_I8: return part_kernel<PANEL_I8, ROWS>(rows);
+    case PANEL_I4: return part_kernel<PANEL_I4, ROWS>(rows);
     default: return part_kernel<WIDE, ROWS>(rows);
   }
 }
@@ -336,8 +338,8 @@ static void multiply_panels(const Matrix& w, Range panels, const float* packed, 
                             int64_t y_stride, const float* bias) {
   const int64_t k = padded_k(w), bytes = panel_bytes(w), tiles = tiles_of(rows), chunk_width = packed_width(w, CHUNK);
   const bool integers = !is_float(w.format);
-  const int64_t most = (rows + tiles - 1) / tiles;
-  const bool widened = integers ? most > DIRECT : w.format == PANEL_BF16 && most > DIRECT_BF16;
+  const bool many = w.format == PANEL_BF16 ? (rows + tiles - 1) / tiles > ROWS_BF16 : integers;
+  const bool widened = tiles > 1 && many;
   const int64_t format = !widened ? w.format : integers ? WIDE : PANEL_F32;
   const int64_t head = integers && !w.group ? 2 * PANEL : 0;  // scales of the whole of K
   Matrix chunk = w;
@@ -350,7 +352,7 @@ static void multiply_panels(const Matrix& w, Range panels, const float* packed, 
     const int64_t tile1 = lesser(tile0 + at_once, tiles);
     // The chunk after this one is prefetched by the first tiles, each its share.
     const int64_t spread = lesser(tile1 - tile0, 8), ahead = tile1 - tile0 == 1 ? AHEAD : chunk_bytes;
-    const int64_t steps = format == PANEL_F32 ? CHUNK : format == PANEL_I8 ? CHUNK / 4 : format == PANEL_I4 ? CHUNK / 8 : CHUNK / 2;
+    const int64_t steps = CHUNK / (format == WIDE ? 2 : step_of(format));
     for (int64_t p = panels.begin; p < panels.end; ++p) {
       const int64_t n = p * PANEL;
       part.columns = lesser(PANEL, w.n - n);
