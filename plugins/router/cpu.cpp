@@ -40,10 +40,8 @@ HT_INLINE int64_t first_largest(const float* x, int64_t n) {
 
 // Numbers of the k best of n, best first. `left` loses them; `taken` are n flags. NaN counts as the largest.
 static void best_of(int32_t* chosen, int64_t k, float* left, char* taken, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    if (left[i] != left[i]) left[i] = __builtin_inff();
-    taken[i] = 0;
-  }
+  map1(left, left, n, [](vf v) { return v == v ? v : splat(__builtin_inff()); });
+  memset(taken, 0, size_t(n));
   for (int64_t i = 0; i < k; ++i) {
     int64_t best = first_largest(left, n);
     if (best >= n)  // nothing but minus infinity is left
@@ -55,8 +53,10 @@ static void best_of(int32_t* chosen, int64_t k, float* left, char* taken, int64_
 }
 
 static void softmax(float* y, const float* x, int64_t n) {
-  float most = x[0];
-  for (int64_t i = 1; i < n; ++i) most = x[i] > most ? x[i] : most;
+  vf vectors = splat(x[0]);
+  for (int64_t i = 0; i + LANES <= n; i += LANES) vectors = vmax(vectors, load(x + i));
+  float most = largest(vectors);
+  for (int64_t i = n / LANES * LANES; i < n; ++i) most = x[i] > most ? x[i] : most;
   const vf top = splat(most);
   map1(y, x, n, [&](vf v) { return vexp(v - top); });
   vf total = {};
@@ -87,7 +87,7 @@ static void keep_groups(const Rule& rule, float* preference, float* merits, int3
       for (int64_t i = 0; i < size; ++i) preference[g * size + i] = -__builtin_inff();
 }
 
-// Weights of the chosen: each is the largest logit left, weighted by its softmax over those left that are near it; k times.
+// The weight of each chosen expert: its softmax over the logits then left that are near it.
 static void sparsemixer(const Rule& rule, const float* logits, float* left, float* weights, const int32_t* chosen) {
   memcpy(left, logits, size_t(rule.experts) * 4);
   for (int64_t k = 0; k < rule.top_k; ++k) {
@@ -155,8 +155,9 @@ void router(const Step&, const Call& call, Team& team) {
                   float(attribute(call, 8, 0)),
                   floats(call.weights[0])};
   float* numbers = static_cast<float*>(team_scratch(team, size_t(experts) * 17));
-  const Scratch scratch{numbers, numbers + experts, numbers + 2 * experts,
-                        reinterpret_cast<int32_t*>(numbers + 3 * experts), reinterpret_cast<char*>(numbers + 4 * experts)};
+  auto* groups = reinterpret_cast<int32_t*>(numbers + 3 * experts);
+  auto* taken = reinterpret_cast<char*>(numbers + 4 * experts);
+  const Scratch scratch{numbers, numbers + experts, numbers + 2 * experts, groups, taken};
   const Range mine = share(team, logits.rows);
   for (int64_t t = mine.begin; t < mine.end; ++t)
     route(rule, floats(logits, t), floats(call.outputs[0], t), ints(call.outputs[1], t), scratch);
