@@ -30,6 +30,8 @@ from hybridtrt.cli import main
 from hybridtrt.converters.checkpoint import load_checkpoint
 from hybridtrt.converters.describe import describe, render
 from hybridtrt.model_repo.supervisor import ServeOptions
+from hybridtrt.runtime import load as load_module
+from hybridtrt.runtime.cpu_runner import CpuRunner
 from hybridtrt.runtime.engine import Engine
 from hybridtrt.runtime.request import SamplingParams
 from hybridtrt.runtime.run_options import RunOptions
@@ -134,9 +136,11 @@ def test_build_takes_each_limit(command: Run, folders: Folders, tmp_path: Path, 
     """One limit asked for, the others by default; the engine says what was built, and so does the output."""
     words = ["build", folders.checkpoint, "-o", tmp_path / "engine", f"--{name.replace('_', '-')}", 33]
     text, data = command(*words), command(*words, "--json")
-    expected = asdict(BuildConfig()) | {name: 33}
-    assert asdict(read_engine_config(tmp_path / "engine").build) == data.json == expected
-    assert all(f"{key} {value}" in text.out for key, value in expected.items())
+    expected = BuildConfig(**{name: 33})
+    assert read_engine_config(tmp_path / "engine").build == expected
+    assert data.json == asdict(expected) | {"exclude": []}
+    assert all(f"{key} {value}" in text.out for key, value in asdict(expected).items() if value)
+    assert "weights" not in text.out
     assert str(tmp_path / "engine") in text.out
     for done in (text, data):
         assert done.status == 0
@@ -167,8 +171,7 @@ def test_inspect_shows_the_same_model_at_every_stage(command: Run, folders: Fold
             assert described == data.json
             continue
         plan = read_engine_config(path).memory()
-        dtypes = {"state_dtype": "float32", "kv_cache_dtype": "float32"}
-        assert data.json["build_config"] == {"target": "cpu", **LIMITS, **dtypes}
+        assert data.json["build_config"] == asdict(BuildConfig(**LIMITS)) | {"exclude": []}
         assert data.json["memory"] == {**asdict(plan), "total_bytes": plan.total_bytes}
         assert f"pages {plan.page_bytes:,}, states {plan.state_bytes:,}" in text.out
         assert f"{plan.total_bytes:,} bytes: weights {plan.weight_bytes:,}" in text.out
@@ -342,7 +345,8 @@ def test_a_prompt_that_fails_leaves_the_others_alone(command: Run, folders: Fold
     """A token whose embedding is NaN: one line on standard error, status 1, and the other prompt's tokens."""
     engine = shutil.copytree(folders.engine, tmp_path / "engine")
     weights = load_file(engine / "rank0.engine")
-    weights["embedding.weight"][5] = float("nan")
+    vocab = read_engine_config(engine).model.vocab_size
+    weights["float32:embedding.weight"].view(torch.float32).reshape(vocab, -1)[5] = float("nan")
     save_file(weights, engine / "rank0.engine")
     words = ["generate", engine, "--input-ids", "8,5,8", "--input-ids", "9,7", "--max-tokens", 3]
     good = command("generate", folders.engine, "--input-ids", "9,7", "--max-tokens", 3, "--json").json["outputs"][0]
@@ -461,14 +465,18 @@ def test_bench_counts_every_token(
 
 
 @pytest.mark.parametrize("words", [("generate", "--input-ids", 1), ("bench", "--prompt", 1, "--new", 2)])
-def test_threads(command: Run, folders: Folders, words: tuple[Any, ...]) -> None:
-    before = torch.get_num_threads()
-    try:
-        for count in (2, 1):
-            assert command(words[0], folders.engine, *words[1:], "--threads", count).status == 0
-            assert torch.get_num_threads() == count
-    finally:
-        torch.set_num_threads(before)
+def test_threads(command: Run, folders: Folders, words: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Watched(CpuRunner):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            asked.append(self._options[0])
+
+    monkeypatch.setattr(load_module, "CpuRunner", Watched)
+    for count in (2, 1):
+        assert command(words[0], folders.engine, *words[1:], "--threads", count).status == 0
+    assert asked == [2, 1]
 
 
 def test_serve_passes_its_options_on(command: Run, monkeypatch: pytest.MonkeyPatch) -> None:

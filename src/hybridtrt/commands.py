@@ -87,7 +87,7 @@ def build(args: argparse.Namespace) -> int:
     if args.json:
         _print_json(asdict(config.build))
     else:
-        print(", ".join(f"{name} {value}" for name, value in asdict(config.build).items()))
+        print(", ".join(f"{name} {value}" for name, value in asdict(config.build).items() if value not in (None, ())))
         print(f"engine {args.output}")
     return 0
 
