@@ -14,7 +14,7 @@ from hybridtrt.plugins.native.library import ISAS, load_library, supported_isas
 class Limits:
     """GB (10^9 bytes) read a second and GFLOP (10^9, a multiply-add is two) a second of float32, of all threads.
 
-    Those of the best of many milliseconds; the medians are lower where other work disturbs.
+    Those of the best few milliseconds of many; the medians are lower where other work disturbs.
     """
 
     threads: int

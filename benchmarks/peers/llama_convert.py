@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+ATTENTION = ("attention", "full_attention")
 BLOCKS = {"linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*", "mlp": "-", "moe": "E"}
 GPT2_VOCAB = (("jamba", "JambaModel"), ("llama", "LlamaModel"), ("falcon_h1", "FalconH1Model"))
 WITHOUT_DRAFTS = ("qwen", "nemotron")  # models whose converter looks for layers of multi-token prediction
@@ -34,7 +35,7 @@ def main() -> int:
         if config["model_type"] == "minimax":
             config = _minimax(folder, config)
         elif config["model_type"] == "granitemoehybrid":
-            kinds = ["attention" if "attention" in kind else "mamba" for kind in config["layer_types"]]
+            kinds = ["attention" if kind in ATTENTION else "mamba" for kind in config["layer_types"]]
             config["layer_types"] = kinds
         elif config["model_type"] == "nemotron_h":
             pattern = "".join(BLOCKS[kind] for kind in config["layers_block_type"])
@@ -60,7 +61,7 @@ def _minimax(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     index = {"metadata": {}, "weight_map": dict.fromkeys(kept, "model.safetensors")}
     _write(folder / "model.safetensors.index.json", index)
     scales = {
-        f"layernorm_{part}_{name}"
+        f"layernorm_{part}_{name}": 1.0
         for part in ("full_attention", "linear_attention", "mlp")
         for name in ("alpha", "beta")
     }
@@ -71,7 +72,7 @@ def _minimax(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         "rotary_dim": config["head_dim"],
         "rope_theta": 10000.0,
         "attn_type_list": [int(kind == "full_attention") for kind in config["layer_types"]],
-        **{name: float(name.endswith("alpha")) for name in scales},
+        **scales,
     }
 
 

@@ -68,14 +68,17 @@ class Worker:
             raise WorkerError(self._end())
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise WorkerError(str(answer["error"]))
+            raise WorkerError(str(answer["error"]) + self._last_words())
         return answer
 
     def _end(self) -> str:
-        status = self._process.wait()
+        return f"ended with status {self._process.wait()}" + self._last_words()
+
+    def _last_words(self) -> str:
+        """What stood last on standard error."""
         self._log.seek(0)
         words = self._log.read().strip().splitlines()
-        return f"ended with status {status}" + (f": {words[-1][:200]}" if words else "")
+        return f": {words[-1][:200]}" if words else ""
 
 
 def run_quietly(command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> None:

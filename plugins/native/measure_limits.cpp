@@ -1,5 +1,5 @@
 // Runs the loops of limits.cpp in a number of threads, each on its own, and looks at what they did together in every
-// millisecond: on a machine with other work there are some in which all of them ran.
+// few milliseconds: on a machine with other work there are some in which all of them ran.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -21,8 +21,9 @@ namespace hybridtrt {
 extern "C" int ht_supported(int64_t isa);
 
 using Clock = std::chrono::steady_clock;
-constexpr double BIN = 1e-3;        // seconds
-constexpr size_t BINS = 200;        // for each of the two
+constexpr double READ_BIN = 5e-3;   // seconds; shorter ones may see bursts that memory does not keep up
+constexpr double SUM_BIN = 1e-3;
+constexpr double SECONDS = 0.25;    // for each of the two
 constexpr int64_t CHUNK = 1 << 16;  // bytes read between two looks at the clock
 constexpr int64_t TURNS = 1 << 12;  // of multiplying and adding, the same
 constexpr size_t LEAST_BYTES = 128 << 20, MOST_BYTES = size_t(2) << 30;
@@ -41,8 +42,9 @@ struct Rates {
 
 // Every thread calls work(rank, call) with call 0, 1, 2 ... until the time is over.
 template <typename Work>
-static Rates rates(int threads, Work work) {
-  std::vector<std::vector<int64_t>> calls(size_t(threads), std::vector<int64_t>(BINS, 0));
+static Rates rates(int threads, double bin_seconds, Work work) {
+  const auto bins = size_t(SECONDS / bin_seconds);
+  std::vector<std::vector<int64_t>> calls(size_t(threads), std::vector<int64_t>(bins, 0));
   std::atomic<int> ready{0};
   std::atomic<bool> go{false};
   Clock::time_point started;
@@ -50,8 +52,8 @@ static Rates rates(int threads, Work work) {
     std::vector<int64_t>& mine = calls[size_t(rank)];
     for (int64_t call = 0;; ++call) {
       work(rank, call);
-      const auto bin = size_t(std::chrono::duration<double>(Clock::now() - started).count() / BIN);
-      if (bin >= BINS) return;
+      const auto bin = size_t(std::chrono::duration<double>(Clock::now() - started).count() / bin_seconds);
+      if (bin >= bins) return;
       ++mine[bin];
     }
   };
@@ -67,11 +69,11 @@ static Rates rates(int threads, Work work) {
   go = true;
   run(0);
   for (auto& thread : others) thread.join();
-  std::vector<int64_t> sums(BINS, 0);
+  std::vector<int64_t> sums(bins, 0);
   for (const auto& mine : calls)
-    for (size_t bin = 0; bin < BINS; ++bin) sums[bin] += mine[bin];
+    for (size_t bin = 0; bin < bins; ++bin) sums[bin] += mine[bin];
   std::sort(sums.begin(), sums.end());
-  return {double(sums[BINS - 1]) / BIN, double(sums[BINS / 2]) / BIN};
+  return {double(sums[bins - 1]) / bin_seconds, double(sums[bins / 2]) / bin_seconds};
 }
 
 static size_t cache_bytes() {
@@ -83,8 +85,8 @@ static size_t cache_bytes() {
 #endif
 }
 
-// out: bytes a second that the threads read from memory together, in the best millisecond and in the median one; then
-// the same of floating point operations. 0, or -1 where the instruction set or the memory is missing.
+// out: bytes a second that the threads read from memory together, in the best few milliseconds and in the median ones;
+// then the same of floating point operations. 0, or -1 where the instruction set or the memory is missing.
 extern "C" HT_API int ht_limits(int64_t threads, int64_t isa, double* out) {
   if (!ht_supported(isa) || threads < 1) return -1;
   try {
@@ -100,12 +102,12 @@ extern "C" HT_API int ht_limits(int64_t threads, int64_t isa, double* out) {
     std::memset(data, 1, bytes + unread);
     std::vector<float> kept(size_t(threads) * 16, 0);  // each thread its own cache line
     const int64_t part = int64_t(bytes) / threads / CHUNK;
-    const Rates reads = rates(int(threads), [&](int rank, int64_t call) {
+    const Rates reads = rates(int(threads), READ_BIN, [&](int rank, int64_t call) {
       kept[size_t(rank) * 16] += loop.read(data + (rank * part + call % part) * CHUNK, CHUNK);
     });
     std::free(data);
     const Rates sums = rates(
-        int(threads), [&](int rank, int64_t) { kept[size_t(rank) * 16] += loop.multiply_add(TURNS); });
+        int(threads), SUM_BIN, [&](int rank, int64_t) { kept[size_t(rank) * 16] += loop.multiply_add(TURNS); });
     const double flops = double(TURNS * loop.flops_per_turn);
     const double found[] = {reads.best * CHUNK, reads.median * CHUNK, sums.best * flops, sums.median * flops};
     std::copy(found, found + 4, out);
