@@ -20,19 +20,23 @@ struct Attend {
   bool compact;  // q and out have the rows' attending tokens only
 };
 
-// The part of the list that is one row's: tiles of queries, chunks of keys, heads of keys.
+// The part of the list that is one row's: tiles of queries, chunks of keys, heads of keys (`kv_heads` a unit).
 struct RowWork {
-  int64_t row, start, context, tokens, queries, tiles, chunk_size, first_chunk, chunks, units, parts;
+  int64_t row, start, context, tokens, queries, tiles, chunk_size, first_chunk, chunks, kv_heads, units, parts;
 };
 
 constexpr int64_t STREAM_CHUNK = 256, TILE_CHUNK = 512;
 constexpr int64_t STREAM_HEADS = 32;  // where more heads share a key it pays to transpose keys
 
+HT_INLINE StreamHeads stream_heads(const Attend& a, int64_t count, int64_t bytes) {
+  return {count, a.group, 0, a.key_step * bytes, a.key_dim, a.value_at * bytes, a.value_step * bytes, a.value_dim};
+}
+
 HT_INLINE bool streams(const Attend& a, int64_t tokens) { return tokens == 1 && a.group <= STREAM_HEADS; }
 
 HT_INLINE RowWork row_work(const Attend& a, const TileShape& shape, int64_t row, int64_t start, int64_t context,
-                           int64_t tokens) {
-  RowWork w = {row, start, context, tokens, most(1, least(tokens, shape.rows / shape.group)), 0, 0, 0, 1, 0, 0};
+                           int64_t tokens, bool whole) {
+  RowWork w = {row, start, context, tokens, most(1, least(tokens, shape.rows / shape.group)), 0, 0, 0, 1, 1, 0, 0};
   w.tiles = (tokens + w.queries - 1) / w.queries;
   const int64_t last = context + tokens - 1, first = most(0, context - a.window + 1);
   if (w.tiles <= 2) {  // few units: the keys are cut, at places that positions alone decide
@@ -40,13 +44,14 @@ HT_INLINE RowWork row_work(const Attend& a, const TileShape& shape, int64_t row,
     w.first_chunk = first / w.chunk_size;
     w.chunks = last / w.chunk_size - w.first_chunk + 1;
   }
-  w.units = w.tiles * w.chunks * (a.heads / a.group);
+  if (whole && streams(a, tokens)) w.kv_heads = a.heads / a.group;
+  w.units = w.tiles * w.chunks * (a.heads / a.group / w.kv_heads);
   w.parts = w.chunks > 1 ? tokens * a.heads * w.chunks : 0;
   return w;
 }
 
 // A query and head's result of one chunk: [value_padded] numbers, then Running.
-HT_INLINE int64_t part_numbers(const TileShape& s) { return s.value_padded() + 16; }
+HT_INLINE int64_t part_numbers(const TileShape& s) { return value_padded(s) + 16; }
 HT_INLINE float* part_at(float* parts, const Attend& a, const TileShape& s, const RowWork& w, int64_t token,
                          int64_t head, int64_t chunk) {
   return parts + ((token * a.heads + head) * w.chunks + chunk) * part_numbers(s);
@@ -54,10 +59,10 @@ HT_INLINE float* part_at(float* parts, const Attend& a, const TileShape& s, cons
 
 HT_INLINE void run_unit(const Step& step, const Call& call, const Attend& a, const TileShape& s, const TileMemory& m,
                         const RowWork& w, int64_t unit, float* parts) {
-  const int64_t kv_heads = a.heads / a.group, kv_head = unit % kv_heads, chunk = unit / kv_heads % w.chunks;
-  const int64_t tile = w.tiles - 1 - unit / kv_heads / w.chunks;  // the longest first
-  const int64_t token = tile * w.queries, queries = least(w.queries, w.tokens - token);
-  const int64_t head = kv_head * a.group, rows = queries * a.group;
+  const int64_t splits = a.heads / a.group / w.kv_heads, chunk = unit / splits % w.chunks;
+  const int64_t kv_head = unit % splits * w.kv_heads, head = kv_head * a.group, heads = w.kv_heads * a.group;
+  const int64_t tile = w.tiles - 1 - unit / splits / w.chunks;  // the longest first
+  const int64_t token = tile * w.queries, queries = least(w.queries, w.tokens - token), rows = queries * heads;
   const Pages pages = pages_of(step, call, a.page_group, w.row);
   const int64_t bytes = bytes_of(pages.format);
   const int64_t key_at = kv_head * a.key_step * bytes, value_at = (a.value_at + kv_head * a.value_step) * bytes;
@@ -69,10 +74,10 @@ HT_INLINE void run_unit(const Step& step, const Call& call, const Attend& a, con
   }
   const bool stream = streams(a, w.tokens);
   const int64_t key_padded = stream ? round_up(a.key_dim, LANES) : a.key_dim;
-  const int64_t value_padded = stream ? round_up(a.value_dim, LANES) : s.value_padded();
+  const int64_t result_padded = stream ? round_up(a.value_dim, LANES) : value_padded(s);
   const vf scale = splat(a.scale);
   for (int64_t r = 0; r < rows; ++r) {
-    const float* from = a.q + (w.start + token + r / a.group) * a.q_stride + (head + r % a.group) * a.key_dim;
+    const float* from = a.q + (w.start + token + r / heads) * a.q_stride + (head + r % heads) * a.key_dim;
     float* to = m.q + r * key_padded;
     int64_t d = 0;
     for (; d + LANES <= a.key_dim; d += LANES) store(to + d, load(from + d) * scale);
@@ -84,8 +89,9 @@ HT_INLINE void run_unit(const Step& step, const Call& call, const Attend& a, con
       store_part(to + d, rest, a.key_dim - d);
   }
   if (stream) {
-    stream_keys(m.o, m.running, m.q, pages, begin, end, a.group, key_at, a.key_dim, value_at, a.value_dim, a.softcap,
-                m.scores);
+    StreamHeads part = stream_heads(a, w.kv_heads, bytes);
+    part.key_at = key_at, part.value_at = value_at;
+    stream_keys(m.o, m.running, m.q, pages, begin, end, part, a.softcap, m.scores);
   } else {
     const TileView view = {queries, first_query, a.window, begin, end, a.softcap};
     attend_tile(s, m, view, [&](int64_t from, int64_t n) {
@@ -94,15 +100,15 @@ HT_INLINE void run_unit(const Step& step, const Call& call, const Attend& a, con
     });
   }
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t t = token + r / a.group, h = head + r % a.group;
-    const float* o = m.o + r * value_padded;
+    const int64_t t = token + r / heads, h = head + r % heads;
+    const float* o = m.o + r * result_padded;
     if (w.chunks == 1) {
       finish_row(a.out + (w.start + t) * a.out_stride + h * a.value_dim, o, m.running[r], a.sinks ? a.sinks + h : nullptr,
                  a.value_dim);
     } else {
       float* part = part_at(parts, a, s, w, t, h, chunk);
-      memcpy(part, o, size_t(value_padded) * 4);
-      memcpy(part + s.value_padded(), m.running + r, sizeof(Running));
+      memcpy(part, o, size_t(result_padded) * 4);
+      memcpy(part + value_padded(s), m.running + r, sizeof(Running));
     }
   }
 }
@@ -114,11 +120,11 @@ HT_INLINE void merge_parts(float* to, float* o, const float* parts, const Attend
   Running all = {NOTHING, 0.f}, part;
   for (int64_t d = 0; d < padded; d += LANES) store(o + d, vf{});
   for (int64_t c = 0; c < chunks; ++c) {
-    memcpy(&part, parts + c * next + s.value_padded(), sizeof part);
+    memcpy(&part, parts + c * next + value_padded(s), sizeof part);
     if (part.maximum > all.maximum) all.maximum = part.maximum;
   }
   for (int64_t c = 0; c < chunks; ++c) {
-    memcpy(&part, parts + c * next + s.value_padded(), sizeof part);
+    memcpy(&part, parts + c * next + value_padded(s), sizeof part);
     if (!(part.sum > 0.f)) continue;
     const float by = exp_negative1(part.maximum - all.maximum);
     all.sum = fma1(by, part.sum, all.sum);
@@ -129,12 +135,14 @@ HT_INLINE void merge_parts(float* to, float* o, const float* parts, const Attend
 
 // `visit(work)` for the rows of which `tokens_of(row)` tokens attend, from the row's first on.
 template <class TokensOf, class Visit>
-HT_INLINE void for_rows(const Step& step, const Attend& a, const TileShape& s, TokensOf tokens_of, Visit visit) {
+HT_INLINE void for_rows(const Step& step, const Attend& a, const TileShape& s, bool whole, TokensOf tokens_of,
+                        Visit visit) {
   int64_t counted = 0;
   for (int64_t row = 0; row < step.num_sequences; ++row) {
     const int64_t tokens = tokens_of(row);
     if (tokens <= 0) continue;
-    visit(row_work(a, s, row, a.compact ? counted : step.cu_seqlens[row], step.context_lens[row], tokens));
+    visit(row_work(a, s, row, a.compact ? counted : step.cu_seqlens[row], step.context_lens[row], tokens,
+                   whole));
     counted += tokens;
   }
 }
@@ -144,7 +152,7 @@ template <class TokensOf>
 HT_INLINE int64_t attend_numbers(const Step& step, const Attend& a, TokensOf tokens_of) {
   const TileShape s = tile_shape(a.group, a.key_dim, a.value_dim);
   int64_t parts = 0;
-  for_rows(step, a, s, tokens_of, [&](const RowWork& w) { parts += w.parts; });
+  for_rows(step, a, s, true, tokens_of, [&](const RowWork& w) { parts += w.parts; });
   return parts * part_numbers(s);
 }
 
@@ -153,17 +161,24 @@ template <class TokensOf>
 HT_INLINE void attend(const Step& step, const Call& call, Team& team, const Attend& a, float* workspace,
                       TokensOf tokens_of) {
   const TileShape s = tile_shape(a.group, a.key_dim, a.value_dim);
-  const TileMemory m = tile_memory(s, (float*)team_scratch(team, size_t(tile_numbers(s)) * 4));
+  TileShape room = s;
+  room.rows = most(s.rows, a.heads);
+  const int64_t numbers = tile_numbers(room) + stream_numbers(stream_heads(a, a.heads / a.group, 1));
+  const TileMemory m = tile_memory(room, (float*)team_scratch(team, size_t(numbers) * 4));
+  // A cached token is read as a whole where there is enough for every thread to do.
+  int64_t chunks = 0;
+  for_rows(step, a, s, true, tokens_of, [&](const RowWork& w) { chunks += streams(a, w.tokens) ? w.chunks : 0; });
+  const bool whole = chunks >= 4 * team.size;
   int64_t unit = team_take(team), before = 0;
   float* parts = workspace;
-  for_rows(step, a, s, tokens_of, [&](const RowWork& w) {
+  for_rows(step, a, s, whole, tokens_of, [&](const RowWork& w) {
     for (; unit < before + w.units; unit = team_take(team)) run_unit(step, call, a, s, m, w, unit - before, parts);
     before += w.units;
     parts += w.parts * part_numbers(s);
   });
   team_finish(team);
   parts = workspace;
-  for_rows(step, a, s, tokens_of, [&](const RowWork& w) {
+  for_rows(step, a, s, whole, tokens_of, [&](const RowWork& w) {
     if (w.chunks == 1) return;
     const Range all = share(team, w.tokens * a.heads);
     for (int64_t i = all.begin; i < all.end; ++i) {

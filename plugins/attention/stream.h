@@ -1,34 +1,30 @@
-// One query against many keys, at the speed of memory: every key and value is read once for all heads that share it,
-// straight from its page.
+// One query against many keys, at the speed of memory: cached tokens are read once, in the order in which they lie, into
+// a small block in the cache, and there attended to by all heads that share them.
 #pragma once
 #include "paged.h"
+#include "shuffle.h"
 #include "softmax.h"
-#include "tile.h"
 
 namespace hybridtrt {
 namespace HT_ISA {
 
-constexpr int64_t STREAM_BLOCK = 32;  // keys whose scores are held at once; they and their values stay in the L1 cache
+constexpr int64_t STREAM_BLOCK = 32;  // tokens of a block
 
-// The keys or values of a block: in their pages where they are whole vectors of float32, else widened and padded with
-// zeros into `wide` [STREAM_BLOCK, padded].
-HT_INLINE void find_rows(const float** rows, float* wide, const Pages& pages, int64_t from, int64_t n, int64_t offset,
-                         int64_t dim, int64_t padded) {
-  const char* at[STREAM_BLOCK];
-  find_tokens(at, pages, from, n, offset);
-  const bool direct = pages.format == F32 && dim == padded;
-  for (int64_t i = 0; i < n; ++i) {
-    rows[i] = direct ? (const float*)at[i] : wide + i * padded;
-    if (direct) continue;
-    widen(wide + i * padded, at[i], pages.format, dim);
-    for (int64_t d = dim; d < padded; ++d) wide[i * padded + d] = 0.f;
+// scores[i] = q . rows[i] for LANES keys, `stride` numbers apart.
+HT_INLINE void score_keys(float* scores, const float* q, const float* rows, int64_t stride, int64_t padded) {
+  vf sums[LANES] = {};
+  for (int64_t d = 0; d < padded; d += LANES) {
+    const vf x = load(q + d);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) sums[i] = fma(x, load(rows + i * stride + d), sums[i]);
   }
-  for (int64_t i = n; i < round_up(n, LANES); ++i) rows[i] = rows[n - 1];
+  store(scores, sum_each(sums));
 }
 
-// o[h] += sum of weights[h][i] rows[i] over n values, for HEADS heads.
+// o[h] += sum of weights[h][i] rows[i] over n values, for HEADS heads, from column `from` on while VECTORS fit; returns
+// the column after them.
 template <int HEADS, int VECTORS>
-HT_INLINE int64_t add_values(float* o, const float* weights, const float* const* rows, int64_t n, int64_t from,
+HT_INLINE int64_t add_values(float* o, const float* weights, const float* rows, int64_t stride, int64_t n, int64_t from,
                              int64_t padded) {
   int64_t d = from;
   for (; d + VECTORS * LANES <= padded; d += VECTORS * LANES) {
@@ -37,10 +33,11 @@ HT_INLINE int64_t add_values(float* o, const float* weights, const float* const*
     for (int h = 0; h < HEADS; ++h)
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v) sums[h][v] = load(o + h * padded + d + v * LANES);
-    for (int64_t i = 0; i < n; ++i) {
+    const float* row = rows + d;
+    for (int64_t i = 0; i < n; ++i, row += stride) {
       vf x[VECTORS];
 #pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; ++v) x[v] = load(rows[i] + d + v * LANES);
+      for (int v = 0; v < VECTORS; ++v) x[v] = load(row + v * LANES);
 #pragma GCC unroll 8
       for (int h = 0; h < HEADS; ++h) {
         const vf w = splat(weights[h * STREAM_BLOCK + i]);
@@ -56,43 +53,85 @@ HT_INLINE int64_t add_values(float* o, const float* weights, const float* const*
   return d;
 }
 
-HT_INLINE void add_all_values(float* o, const float* weights, const float* const* rows, int64_t n, int64_t heads,
+template <int HEADS, int VECTORS>
+HT_INLINE void add_all_values(float* o, const float* weights, const float* rows, int64_t stride, int64_t n,
                               int64_t padded) {
-  int64_t h = 0;
-  for (; h + 4 <= heads; h += 4)
-    add_values<4, 1>(o + h * padded, weights + h * STREAM_BLOCK, rows, n,
-                     add_values<4, 2>(o + h * padded, weights + h * STREAM_BLOCK, rows, n, 0, padded), padded);
-  for (; h < heads; ++h)
-    add_values<1, 1>(o + h * padded, weights + h * STREAM_BLOCK, rows, n,
-                     add_values<1, 8>(o + h * padded, weights + h * STREAM_BLOCK, rows, n, 0, padded), padded);
+  const int64_t d = add_values<HEADS, VECTORS>(o, weights, rows, stride, n, 0, padded);
+  add_values<HEADS, 1>(o, weights, rows, stride, n, d, padded);
+}
+
+// Where the keys and values of some heads lie in a cached token, in bytes, and how long they are, in numbers.
+struct StreamHeads {
+  int64_t count, group;  // heads of keys, and of queries for each
+  int64_t key_at, key_step, key_dim, value_at, value_step, value_dim;
+};
+
+// In a block each token has its keys, padded with zeros, then its values where they are not the beginning of the keys.
+struct StreamBlock {
+  int64_t key_padded, value_padded, values, value_next, stride;  // values: where the first begins
+};
+
+HT_INLINE StreamBlock stream_block(const StreamHeads& s) {
+  const int64_t key_padded = round_up(s.key_dim, LANES), value_padded = round_up(s.value_dim, LANES);
+  const bool same = s.key_at == s.value_at;
+  const int64_t keys = s.count * key_padded, all = keys + (same ? 0 : s.count * value_padded);
+  // Not a power of two apart, or the rows would share few places of the cache.
+  return {key_padded, value_padded, same ? 0 : keys, same ? key_padded : value_padded, round_up(all, 16) + 16};
 }
 
 // Numbers of scratch that stream_keys needs.
-HT_INLINE int64_t stream_scratch(int64_t heads, int64_t key_padded, int64_t value_padded) {
-  return STREAM_BLOCK * (heads + most(key_padded, value_padded));
+HT_INLINE int64_t stream_numbers(const StreamHeads& s) {
+  return STREAM_BLOCK * (s.group + stream_block(s).stride) + 16;
 }
 
-// The heads' queries q [heads, key_padded], scaled and padded with zeros, against the keys at positions begin..end-1.
-// o [heads, value_padded] and running [heads] begin from nothing.
+HT_INLINE void copy_padded(float* to, const char* from, int64_t format, int64_t n, int64_t padded) {
+  if (format == F32 && n == padded) {
+#pragma GCC unroll 4
+    for (int64_t d = 0; d < n; d += LANES) store(to + d, load((const float*)from + d));
+  } else {
+    widen(to, from, format, n);
+    for (int64_t d = n; d < padded; ++d) to[d] = 0.f;
+  }
+}
+
+// Queries q [count * group, key_padded], scaled and padded with zeros, against the keys at positions begin..end-1.
+// o [count * group, value_padded] and running [count * group] begin from nothing.
 static void stream_keys(float* o, Running* running, const float* q, const Pages& pages, int64_t begin, int64_t end,
-                        int64_t heads, int64_t key_at, int64_t key_dim, int64_t value_at, int64_t value_dim,
-                        float softcap, float* scratch) {
-  const int64_t key_padded = round_up(key_dim, LANES), value_padded = round_up(value_dim, LANES);
-  float *scores = scratch, *wide = scratch + heads * STREAM_BLOCK;
-  const float* rows[STREAM_BLOCK];
-  for (int64_t i = 0; i < heads * value_padded; i += LANES) store(o + i, vf{});
-  for (int64_t h = 0; h < heads; ++h) running[h] = {NOTHING, 0.f};
+                        const StreamHeads& s, float softcap, float* scratch) {
+  const StreamBlock b = stream_block(s);
+  const int64_t group = s.group;
+  float *block = scratch, *scores = scratch + STREAM_BLOCK * b.stride;
+  const char* tokens[STREAM_BLOCK];
+  for (int64_t i = 0; i < s.count * group * b.value_padded; i += LANES) store(o + i, vf{});
+  for (int64_t h = 0; h < s.count * group; ++h) running[h] = {NOTHING, 0.f};
   for (int64_t from = begin; from < end; from += STREAM_BLOCK) {
     const int64_t n = least(STREAM_BLOCK, end - from);
-    find_rows(rows, wide, pages, from, n, key_at, key_dim, key_padded);
-    for (int64_t i = 0; i < n; i += LANES)
-      for (int64_t h = 0; h < heads; ++h) dot_rows(scores + h * STREAM_BLOCK + i, q + h * key_padded, rows + i, key_padded);
-    for (int64_t h = 0; h < heads; ++h) {
-      const float factor = soften(scores + h * STREAM_BLOCK, n, 0, n, softcap, running[h]);
-      if (factor != 1.f) scale_row(o + h * value_padded, factor, value_padded);
+    find_tokens(tokens, pages, from, n, 0);
+    for (int64_t i = 0; i < n; ++i) {
+      float* to = block + i * b.stride;
+      for (int64_t kv = 0; kv < s.count; ++kv)
+        copy_padded(to + kv * b.key_padded, tokens[i] + s.key_at + kv * s.key_step, pages.format, s.key_dim, b.key_padded);
+      for (int64_t kv = 0; b.values && kv < s.count; ++kv)
+        copy_padded(to + b.values + kv * b.value_padded, tokens[i] + s.value_at + kv * s.value_step, pages.format,
+                    s.value_dim, b.value_padded);
     }
-    find_rows(rows, wide, pages, from, n, value_at, value_dim, value_padded);
-    add_all_values(o, scores, rows, n, heads, value_padded);
+    for (int64_t kv = 0; kv < s.count; ++kv) {
+      const float *heads = q + kv * group * b.key_padded, *keys = block + kv * b.key_padded;
+      const float* values = block + b.values + kv * b.value_next;
+      float* results = o + kv * group * b.value_padded;
+      for (int64_t i = 0; i < n; i += LANES)
+        for (int64_t h = 0; h < group; ++h)
+          score_keys(scores + h * STREAM_BLOCK + i, heads + h * b.key_padded, keys + i * b.stride, b.stride, b.key_padded);
+      for (int64_t h = 0; h < group; ++h) {
+        const float factor = soften(scores + h * STREAM_BLOCK, n, 0, n, softcap, running[kv * group + h]);
+        if (factor != 1.f) scale_row(results + h * b.value_padded, factor, b.value_padded);
+      }
+      int64_t h = 0;
+      for (; h + 4 <= group; h += 4)
+        add_all_values<4, 2>(results + h * b.value_padded, scores + h * STREAM_BLOCK, values, b.stride, n, b.value_padded);
+      for (; h < group; ++h)
+        add_all_values<1, 8>(results + h * b.value_padded, scores + h * STREAM_BLOCK, values, b.stride, n, b.value_padded);
+    }
   }
 }
 

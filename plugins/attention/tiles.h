@@ -13,12 +13,12 @@ constexpr int64_t PANEL = TILE_COLUMNS;  // columns of a packed panel
 // Sizes of a tile. Its rows are queries, the `group` heads of each together.
 struct TileShape {
   int64_t group, key_dim, value_dim, rows, keys;
-
-  int64_t value_padded() const { return round_up(value_dim, PANEL); }
-  int64_t widened() const { return PANEL * round_up(most(key_dim, value_dim), LANES); }
-  int64_t key_numbers() const { return keys * key_dim; }
-  int64_t value_numbers() const { return keys * value_padded(); }
 };
+
+HT_INLINE int64_t value_padded(const TileShape& s) { return round_up(s.value_dim, PANEL); }
+HT_INLINE int64_t key_numbers(const TileShape& s) { return round_up(s.keys, PANEL) * s.key_dim; }
+HT_INLINE int64_t value_numbers(const TileShape& s) { return s.keys * value_padded(s); }
+HT_INLINE int64_t widened_numbers(const TileShape& s) { return PANEL * round_up(most(s.key_dim, s.value_dim), LANES); }
 
 HT_INLINE TileShape tile_shape(int64_t group, int64_t key_dim, int64_t value_dim) {
   const bool wide = key_dim + value_dim > 512;
@@ -32,7 +32,7 @@ struct TileMemory {
 };
 
 HT_INLINE int64_t tile_numbers(const TileShape& s) {
-  return s.rows * (round_up(s.key_dim, LANES) + s.value_padded() + s.keys + 2) + s.key_numbers() + s.value_numbers() + s.widened() + 128;
+  return s.rows * (round_up(s.key_dim, LANES) + value_padded(s) + s.keys + 2) + key_numbers(s) + value_numbers(s) + widened_numbers(s) + 128;
 }
 
 HT_INLINE TileMemory tile_memory(const TileShape& s, float* p) {
@@ -43,11 +43,11 @@ HT_INLINE TileMemory tile_memory(const TileShape& s, float* p) {
     return at;
   };
   m.q = take(s.rows * round_up(s.key_dim, LANES));
-  m.o = take(s.rows * s.value_padded());
+  m.o = take(s.rows * value_padded(s));
   m.scores = take(s.rows * s.keys);
-  m.keys = take(s.key_numbers());
-  m.values = take(s.value_numbers());
-  m.widened = take(s.widened());
+  m.keys = take(key_numbers(s));
+  m.values = take(value_numbers(s));
+  m.widened = take(widened_numbers(s));
   m.running = (Running*)take(s.rows * 2);
   return m;
 }
@@ -116,7 +116,7 @@ struct TileView {
 template <class Pack>
 HT_INLINE void attend_tile(const TileShape& s, const TileMemory& m, const TileView& view, Pack pack) {
   constexpr int64_t BLOCK = 24;  // rows whose sums over values run over the same keys
-  const int64_t rows = view.queries * s.group, padded = s.value_padded(), lds = s.keys;
+  const int64_t rows = view.queries * s.group, padded = value_padded(s), lds = s.keys;
   for (int64_t i = 0; i < rows * padded; i += LANES) store(m.o + i, vf{});
   for (int64_t r = 0; r < rows; ++r) m.running[r] = {NOTHING, 0.f};
   const auto first_seen = [&](int64_t r) { return view.first_query + r / s.group - view.window + 1; };

@@ -49,7 +49,7 @@ static void absorb_queries(const Step& step, Team& team, const Operands& x, floa
       } else {
         multiply_tiles(to + from, x.heads * key_dim,
                        {floats(*x.q_nope, first) + head * x.nope, x.q_nope->row_stride, 1},
-                       x.up_key(head) + from, x.rank, tokens, least(COLUMNS, x.rank - from), x.nope);
+                       up_key(x, head) + from, x.rank, tokens, least(COLUMNS, x.rank - from), x.nope);
       }
     });
   }
@@ -63,7 +63,7 @@ static void expand_results(const Step& step, Team& team, const Operands& x, cons
   for (int64_t i = all.begin; i < all.end; ++i) {
     const int64_t head = i / blocks, from = i % blocks * LANES, n = least(LANES, x.value_dim - from);
     const float* rows[LANES];
-    for (int64_t v = 0; v < LANES; ++v) rows[v] = x.up_value(head) + (from + least(v, n - 1)) * x.rank;
+    for (int64_t v = 0; v < LANES; ++v) rows[v] = up_value(x, head) + (from + least(v, n - 1)) * x.rank;
     for_runs(step, tokens_of, [&](int64_t first, int64_t before, int64_t tokens) {
       for (int64_t t = 0; t < tokens; ++t) {
         float values[LANES];

@@ -10,10 +10,10 @@ struct Operands {
   const float* up;  // [heads, nope + value_dim, rank]
   int64_t heads, nope, rope, rank, value_dim, page_group;
   float scale;
-
-  const float* up_key(int64_t head) const { return up + head * (nope + value_dim) * rank; }
-  const float* up_value(int64_t head) const { return up_key(head) + nope * rank; }
 };
+
+HT_INLINE const float* up_key(const Operands& x, int64_t head) { return x.up + head * (x.nope + x.value_dim) * x.rank; }
+HT_INLINE const float* up_value(const Operands& x, int64_t head) { return up_key(x, head) + x.nope * x.rank; }
 
 HT_INLINE Operands operands_of(const Call& call) {
   const Tensor* in = call.inputs;
