@@ -9,7 +9,7 @@ import resource
 import shutil
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,8 +33,10 @@ from hybridtrt.model_repo.supervisor import ServeOptions
 from hybridtrt.runtime import load as load_module
 from hybridtrt.runtime.cpu_runner import CpuRunner
 from hybridtrt.runtime.engine import Engine
+from hybridtrt.runtime.load import RuntimeOptions, load_runner
 from hybridtrt.runtime.request import SamplingParams
 from hybridtrt.runtime.run_options import RunOptions
+from hybridtrt.runtime.runner import Runner
 from hybridtrt.runtime.tokenizer import load_tokenizer
 from hybridtrt.runtime.verify import THRESHOLDS, agreeing_tokens
 
@@ -442,6 +444,26 @@ def test_bench(command: Run, folders: Folders, monkeypatch: pytest.MonkeyPatch) 
     lines = [line for line in text.out.splitlines() if line.startswith("batch")]
     assert [line.split(",")[0] for line in lines] == ["batch 1", "batch 3"]
     assert "prefill 40.0 tokens/s, decode 1.0 tokens/s, TTFT 1000.0 ms, TPOT 1000.00 ms" in lines[0]
+
+
+def test_bench_shows_where_the_time_goes(command: Run, folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["bench", folders.engine, "--prompt", 20, "--new", 4, "--profile"]
+    done = command(*words, "--json")
+    (result,) = done.json["results"]
+    assert [phase["phase"] for phase in result["profile"]] == ["prefill", "decode"]
+    assert result["profile"][1]["steps"] == 3
+    assert done.json["limits"]["read_gb_per_s"] > 0
+    lines = command(*words).out.splitlines()
+    assert lines[0].startswith("limits of ")
+    assert lines.count("  by layer kind") == lines.count("  by operator") == 2
+
+    def on_torch(engine: Path, options: RuntimeOptions) -> Runner:
+        return load_runner(engine, replace(options, walker="torch"))
+
+    monkeypatch.setattr(hybridtrt.runtime.bench, "load_runner", on_torch)
+    plain = command(*words)
+    assert (plain.status, "by operator" in plain.out) == (0, False)
+    assert plain.err == "no profile: this engine runs on torch, whose kernels are not timed one by one\n"
 
 
 def test_bench_counts_every_token(
