@@ -42,7 +42,8 @@ HT_INLINE void convolve(const Block& block, const Tensor& x, const Tensor& y, in
       }
     float* to = floats(y, begin + t) + block.first;
     int64_t c = 0;
-    for (; c + LANES <= block.count; c += LANES) store(to + c, f(sum_of_taps<WIDTH>(block, c, load)));
+    for (; c + LANES <= block.count; c += LANES)
+      store(to + c, f(sum_of_taps<WIDTH>(block, c, [](const float* p) { return load(p); })));
     const int64_t part = block.count - c;
     if (part) store_part(to + c, f(sum_of_taps<WIDTH>(block, c, [&](const float* p) { return load_part(p, part); })), part);
   }

@@ -21,7 +21,7 @@ HT_INLINE void multiply_rows(vf (*products)[LANES], int64_t at, const float* win
     for (int m = 0; m < M; ++m)
       for (int r = 0; r < R; ++r) totals[m][r] = fma(load(windows + m * stride + k), b[r], totals[m][r]);
   };
-  for (; k + LANES <= n; k += LANES) add(load);
+  for (; k + LANES <= n; k += LANES) add([](const float* p) { return load(p); });
   if (k < n) add([&](const float* p) { return load_part(p, n - k); });
   for (int m = 0; m < M; ++m)
     for (int r = 0; r < R; ++r) products[m][at + r] = totals[m][r];

@@ -21,8 +21,35 @@ static void multiply_gate(float* to, Left x, const float* gate, int64_t width, i
     multiply_tiles(to, COLUMNS, x, gate, width, tokens, count, width);
 }
 
-static void recur(const Step& step, const Call& call, const Unit& unit, float* scratch) {
+// Products of both gates [TOKENS, COLUMNS], and -8 softplus(decay).
+struct Gates {
+  const float *inputs, *recurrences, *rates;
+};
+
+// The state through tokens begin..end-1 of one sequence, whose gates begin at token `first`.
+static void advance(const Step& step, const Call& call, const Unit& unit, const Gates& gates, float* h, int64_t first,
+                    int64_t begin, int64_t end) {
   const Tensor &x = call.inputs[0], &y = call.outputs[0];
+  for (int64_t c = 0; c < unit.count; c += LANES) {
+    const int64_t part = unit.count - c < LANES ? unit.count - c : LANES, channel = unit.first + c;
+    const vf input_bias = load_part(floats(call.weights[1]) + channel, part);
+    const vf recurrence_bias = load_part(floats(call.weights[3]) + channel, part);
+    const vf rates = load_part(gates.rates + c, part);
+    vf last = load_part(h + c, part);
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t at = (t - first) * COLUMNS + c;
+      const vf log_a = vsigmoid(load_part(gates.recurrences + at, part) + recurrence_bias) * rates;
+      const vf input = vsigmoid(load_part(gates.inputs + at, part) + input_bias);
+      const vf scale = step.positions[t] == 0 ? splat(1.f) : vsqrt(-vexpm1_fading(log_a + log_a));
+      last = fma(vexp(log_a), last, scale * input * load_part(floats(x, t) + channel, part));
+      store_part(floats(y, t) + channel, last, part);
+    }
+    store_part(h + c, last, part);
+  }
+}
+
+static void recur(const Step& step, const Call& call, const Unit& unit, float* scratch) {
+  const Tensor& x = call.inputs[0];
   const Cache& cache = call.caches[0];
   const int64_t channels = x.dims[0], width = call.weights[0].dims[1], column = unit.first - unit.head * width;
   const auto weight = [&](int i) { return floats(call.weights[i]); };
@@ -35,32 +62,23 @@ static void recur(const Step& step, const Call& call, const Unit& unit, float* s
     const int64_t part = unit.count - c < LANES ? unit.count - c : LANES;
     store_part(rate + c, vsoftplus(load_part(weight(4) + unit.first + c, part)) * -SHARPNESS, part);
   }
+  const Gates gates{inputs, recurrences, rate};
+  int64_t first = 0, known = 0;  // tokens first..known-1 have their gates, whatever rows they are of
   for (int64_t row = 0; row < step.num_sequences; ++row) {
     widen(h, state(step.state_src[row]), cache.format, unit.count);
     const int64_t end = step.cu_seqlens[row + 1];
-    for (int64_t begin = step.cu_seqlens[row]; begin < end; begin += TOKENS) {
-      const int64_t tokens = end - begin < TOKENS ? end - begin : TOKENS;
-      const Left from{floats(x, begin) + unit.head * width, x.row_stride, 1};
-      const int64_t at = unit.head * width * width + column;
-      multiply_gate(inputs, from, weight(0) + at, width, tokens, unit.count);
-      multiply_gate(recurrences, from, weight(2) + at, width, tokens, unit.count);
-      for (int64_t c = 0; c < unit.count; c += LANES) {
-        const int64_t part = unit.count - c < LANES ? unit.count - c : LANES, channel = unit.first + c;
-        const vf input_bias = load_part(weight(1) + channel, part), recurrence_bias = load_part(weight(3) + channel, part);
-        const vf rates = load_part(rate + c, part);
-        vf last = load_part(h + c, part);
-        for (int64_t t = 0; t < tokens; ++t) {
-          const vf recurrence = load_part(recurrences + t * COLUMNS + c, part) + recurrence_bias;
-          const vf log_a = vsigmoid(recurrence) * rates;
-          const vf input = vsigmoid(load_part(inputs + t * COLUMNS + c, part) + input_bias);
-          const bool start = step.positions[begin + t] == 0;
-          const vf scale = start ? splat(1.f) : vsqrt(-vexpm1_fading(log_a + log_a));
-          const vf added = scale * input * load_part(floats(x, begin + t) + channel, part);
-          last = fma(vexp(log_a), last, added);
-          store_part(floats(y, begin + t) + channel, last, part);
-        }
-        store_part(h + c, last, part);
+    for (int64_t begin = step.cu_seqlens[row]; begin < end;) {
+      if (begin >= known) {
+        first = begin;
+        known = step.num_tokens - begin < TOKENS ? step.num_tokens : begin + TOKENS;
+        const Left from{floats(x, begin) + unit.head * width, x.row_stride, 1};
+        const int64_t at = unit.head * width * width + column;
+        multiply_gate(inputs, from, weight(0) + at, width, known - begin, unit.count);
+        multiply_gate(recurrences, from, weight(2) + at, width, known - begin, unit.count);
       }
+      const int64_t until = end < known ? end : known;
+      advance(step, call, unit, gates, h, first, begin, until);
+      begin = until;
     }
     narrow(state(step.state_dst[row]), h, cache.format, unit.count);
   }

@@ -109,7 +109,8 @@ static void scan_row(const Step& step, const Call& call, const Block& block, int
       const float* c = padded(block.C, floats(C, begin + t) + block.group * n, n, block.wide);
       advance(block, y, tile.steps[t], tile.inputs[t], b, c);
       const int64_t at = block.first;
-      map3(floats(call.outputs[0], begin + t) + at, D, floats(x, begin + t) + at, y, block.count, fma);
+      map3(floats(call.outputs[0], begin + t) + at, D, floats(x, begin + t) + at, y, block.count,
+           [](vf a, vf b, vf c) { return fma(a, b, c); });
     }
   }
 }
