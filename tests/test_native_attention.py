@@ -1,4 +1,4 @@
-"""The C++ attention kernels against their definitions in float64: every instruction set, threads, pools of any dtype."""
+"""The C++ attention kernels against their definitions in float64: instruction sets, threads, pools of any dtype."""
 
 from __future__ import annotations
 

@@ -103,8 +103,8 @@ HT_INLINE void run_unit(const Step& step, const Call& call, const Attend& a, con
     const int64_t t = token + r / heads, h = head + r % heads;
     const float* o = m.o + r * result_padded;
     if (w.chunks == 1) {
-      finish_row(a.out + (w.start + t) * a.out_stride + h * a.value_dim, o, m.running[r], a.sinks ? a.sinks + h : nullptr,
-                 a.value_dim);
+      float* to = a.out + (w.start + t) * a.out_stride + h * a.value_dim;
+      finish_row(to, o, m.running[r], a.sinks ? a.sinks + h : nullptr, a.value_dim);
     } else {
       float* part = part_at(parts, a, s, w, t, h, chunk);
       memcpy(part, o, size_t(result_padded) * 4);

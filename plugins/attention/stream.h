@@ -1,5 +1,5 @@
-// One query against many keys, at the speed of memory: cached tokens are read once, in the order in which they lie, into
-// a small block in the cache, and there attended to by all heads that share them.
+// One query against many keys, near the speed of memory: cached tokens are read once, in the order in which they lie,
+// into a small block in the cache, and there attended to by all heads that share them.
 #pragma once
 #include "paged.h"
 #include "shuffle.h"
@@ -110,7 +110,8 @@ static void stream_keys(float* o, Running* running, const float* q, const Pages&
     for (int64_t i = 0; i < n; ++i) {
       float* to = block + i * b.stride;
       for (int64_t kv = 0; kv < s.count; ++kv)
-        copy_padded(to + kv * b.key_padded, tokens[i] + s.key_at + kv * s.key_step, pages.format, s.key_dim, b.key_padded);
+        copy_padded(to + kv * b.key_padded, tokens[i] + s.key_at + kv * s.key_step, pages.format, s.key_dim,
+                    b.key_padded);
       for (int64_t kv = 0; b.values && kv < s.count; ++kv)
         copy_padded(to + b.values + kv * b.value_padded, tokens[i] + s.value_at + kv * s.value_step, pages.format,
                     s.value_dim, b.value_padded);
@@ -121,16 +122,19 @@ static void stream_keys(float* o, Running* running, const float* q, const Pages&
       float* results = o + kv * group * b.value_padded;
       for (int64_t i = 0; i < n; i += LANES)
         for (int64_t h = 0; h < group; ++h)
-          score_keys(scores + h * STREAM_BLOCK + i, heads + h * b.key_padded, keys + i * b.stride, b.stride, b.key_padded);
+          score_keys(scores + h * STREAM_BLOCK + i, heads + h * b.key_padded, keys + i * b.stride, b.stride,
+                     b.key_padded);
       for (int64_t h = 0; h < group; ++h) {
         const float factor = soften(scores + h * STREAM_BLOCK, n, 0, n, softcap, running[kv * group + h]);
         if (factor != 1.f) scale_row(results + h * b.value_padded, factor, b.value_padded);
       }
       int64_t h = 0;
       for (; h + 4 <= group; h += 4)
-        add_all_values<4, 2>(results + h * b.value_padded, scores + h * STREAM_BLOCK, values, b.stride, n, b.value_padded);
+        add_all_values<4, 2>(results + h * b.value_padded, scores + h * STREAM_BLOCK, values, b.stride, n,
+                             b.value_padded);
       for (; h < group; ++h)
-        add_all_values<1, 8>(results + h * b.value_padded, scores + h * STREAM_BLOCK, values, b.stride, n, b.value_padded);
+        add_all_values<1, 8>(results + h * b.value_padded, scores + h * STREAM_BLOCK, values, b.stride, n,
+                             b.value_padded);
     }
   }
 }

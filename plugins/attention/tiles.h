@@ -32,7 +32,8 @@ struct TileMemory {
 };
 
 HT_INLINE int64_t tile_numbers(const TileShape& s) {
-  return s.rows * (round_up(s.key_dim, LANES) + value_padded(s) + s.keys + 2) + key_numbers(s) + value_numbers(s) + widened_numbers(s) + 128;
+  const int64_t row = round_up(s.key_dim, LANES) + value_padded(s) + s.keys + 2;
+  return s.rows * row + key_numbers(s) + value_numbers(s) + widened_numbers(s) + 128;
 }
 
 HT_INLINE TileMemory tile_memory(const TileShape& s, float* p) {
@@ -53,7 +54,8 @@ HT_INLINE TileMemory tile_memory(const TileShape& s, float* p) {
 }
 
 // Rows of n <= PANEL cached vectors as float32, where they lie or widened.
-HT_INLINE void widen_rows(const float** rows, float* wide, const char* const* at, int64_t format, int64_t n, int64_t dim) {
+HT_INLINE void widen_rows(const float** rows, float* wide, const char* const* at, int64_t format, int64_t n,
+                          int64_t dim) {
   const int64_t padded = round_up(dim, LANES);
   for (int64_t i = 0; i < n; ++i) {
     rows[i] = format == F32 ? (const float*)at[i] : wide + i * padded;
@@ -62,7 +64,8 @@ HT_INLINE void widen_rows(const float** rows, float* wide, const char* const* at
 }
 
 // Vectors [n, dim] as panels [n / PANEL, dim, PANEL]; the last one is filled up with zeros.
-static void pack_keys(float* panels, float* wide, const Pages& pages, int64_t from, int64_t n, int64_t offset, int64_t dim) {
+static void pack_keys(float* panels, float* wide, const Pages& pages, int64_t from, int64_t n, int64_t offset,
+                      int64_t dim) {
   const char* at[PANEL];
   const float* rows[PANEL];
   for (int64_t c = 0; c < n; c += PANEL, panels += dim * PANEL) {
