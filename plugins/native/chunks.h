@@ -7,7 +7,7 @@
 namespace hybridtrt {
 namespace HT_ISA {
 
-constexpr int64_t CHUNK = 64;  // tokens
+constexpr int64_t CHUNK = 32;  // tokens
 
 HT_INLINE vf lane_numbers() {
   vf v;

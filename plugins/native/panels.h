@@ -17,18 +17,17 @@ struct Rows {
   static constexpr int count = R;
 };
 
-// f(Rows<R>{}, m) for tiles of rows m..m+R-1 that together are rows 0..n-1.
+// f(Rows<R>{}, m) for tiles of rows m..m+R-1 that together are rows 0..n-1. Less than four rows keep the machine waiting
+// for its sums, so the last ones are divided evenly.
 template <class F>
 HT_INLINE void for_tiles(int64_t n, F f) {
   int64_t m = 0;
-  for (; m + TILE_ROWS <= n; m += TILE_ROWS) f(Rows<TILE_ROWS>{}, m);
-  if (TILE_ROWS > 4)
-    for (; m + 4 <= n; m += 4) f(Rows<4>{}, m);
-  if (m + 2 <= n) {
-    f(Rows<2>{}, m);
-    m += 2;
-  }
-  if (m < n) f(Rows<1>{}, m);
+  for (; n - m >= TILE_ROWS + 4 || n - m == TILE_ROWS; m += TILE_ROWS) f(Rows<TILE_ROWS>{}, m);
+  for (; n - m >= 7 || n - m == 4; m += 4) f(Rows<4>{}, m);
+  if (n - m == 5) return f(Rows<5>{}, m);
+  for (; n - m >= 3; m += 3) f(Rows<3>{}, m);
+  if (n - m == 2) return f(Rows<2>{}, m);
+  if (n - m == 1) f(Rows<1>{}, m);
 }
 #define HT_TILES(tile, m) [&](auto tile, int64_t m) __attribute__((always_inline))
 
