@@ -2,10 +2,10 @@
 """Products with packed matrices, `y [M, N] = x [M, K] W^T`, in each panel format and with torch in float32.
 
 The matrices of a kind lie one after another in more memory than any cache holds, and are gone through in turn, so a
-product of few rows takes the time in which its weights are read. Times are means of calls of a few products, the best and the
-median of the calls (A B A B ... over the formats). GB/s counts packed weights, GFLOP/s two
-operations a multiply-add. With one thread time is CPU time, so that other work on the machine takes less part in it. The
-limits are measured in the same run.
+product of few rows takes the time in which its weights are read. Times are means of calls of a few products, the best
+and the median of the calls (A B A B ... over the formats). GB/s counts packed weights, GFLOP/s two operations a
+multiply-add. With one thread time is CPU time, so that other work on the machine takes less part in it. The limits are
+measured in the same run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 // Experts: pairs of token and choice sorted by expert, two products for each expert that has any, and each token's sum
 // in the order of its choices, so that it does not depend on the other tokens.
-#include "../linear/panels.h"
+#include "../linear/multiply_panels.h"
 #include "elementwise.h"
 #include "vector_math.h"
 
@@ -125,7 +125,8 @@ void experts(const Step&, const Call& call, Team& team) {
 #undef CASE
       }
     }
-    pack_tile(packed_h + first * h_width, narrow_again, rows, tile, [&](int64_t i) { return h + (first + i) * wide.n; });
+    pack_tile(packed_h + first * h_width, narrow_again, rows, tile,
+              [&](int64_t i) { return h + (first + i) * wide.n; });
   });
   team_wait(team);
   multiply_experts(sorted, down, down_bias, packed_h, h_width, y, hidden, team);

@@ -1,5 +1,5 @@
 // Dense projection: the rows are packed, then each thread computes the outputs of its panels.
-#include "panels.h"
+#include "multiply_panels.h"
 
 namespace hybridtrt {
 namespace HT_ISA {

@@ -6,9 +6,9 @@ reads for 16 outputs, in the order in which it reads it, and K is filled up with
 panel_float32: `[K][16]` float32
 panel_bfloat16: `[K / 2][16][2]` bfloat16
 panel_int8, panel_int4: for each group of K `[16]` scales in bfloat16, then `[K / 2P][16][2]` words of 16 bits. A word
-(q, n, i) holds the P = 2 or 4 numbers at k = 2Pq + i, 2Pq + 2 + i, ..., the first in its lowest bits, so that shifts make
-of a vector of words vectors of pairs, each a factor of a multiply-and-add of pairs. A value is its number times its
-scale. Group 0 is one group, the whole of K (int8 only).
+(q, n, i) holds the P = 2 or 4 numbers at k = 2Pq + i, 2Pq + 2 + i, ..., the first in its lowest bits, so that shifts
+make of a vector of words vectors of pairs, each a factor of a multiply-and-add of pairs. A value is its number times
+its scale. Group 0 is one group, the whole of K (int8 only).
 
 Matrices `[E, N, K]` of experts follow each other. All numbers are little-endian.
 """
