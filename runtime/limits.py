@@ -9,6 +9,8 @@ import numpy as np
 
 from hybridtrt.plugins.native.library import ISAS, load_library, supported_isas
 
+BUSY = 0.6  # of the best: a median below shows other work
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -25,11 +27,12 @@ class Limits:
     median_gflop_per_s: float
 
     def render(self) -> str:
-        """One line."""
+        """One line, with a warning where other work may have kept the threads from running together."""
+        busy = min(self.median_read_gb_per_s / self.read_gb_per_s, self.median_gflop_per_s / self.gflop_per_s) < BUSY
         return (
             f"limits of {self.threads} threads ({self.isa}): memory {self.read_gb_per_s:.1f} GB/s (median "
             f"{self.median_read_gb_per_s:.1f}), float32 {self.gflop_per_s:.0f} GFLOP/s (median "
-            f"{self.median_gflop_per_s:.0f})"
+            f"{self.median_gflop_per_s:.0f})" + (": the machine is busy, they may be higher" if busy else "")
         )
 
 
