@@ -167,7 +167,8 @@ def test_what_is_refused() -> None:
         Program([Node("fuse", (), (), (), (), ())], 0, 0, (), 1)
 
 
-def test_library_that_is_missing_or_none(tmp_path: Path) -> None:
+def test_library_that_is_missing_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HYBRIDTRT_LIBRARY", raising=False)
     with pytest.raises(ValueError, match=r"lib.so is missing: the C\+\+ kernels were not compiled"):
         load_library(tmp_path / "lib.so")
     (tmp_path / "lib.so").write_text("no library")
