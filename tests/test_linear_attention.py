@@ -105,7 +105,7 @@ def test_operands_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(("kind", "function"), [("silu", F.silu), ("sigmoid", torch.sigmoid)])
 def test_gated_norm(kind: str, function: Any, first: bool, walker: str) -> None:
     torch.manual_seed(2)
-    x, gate, weight = torch.randn(3, HEADS, V), torch.randn(3, HEADS, V), torch.randn(V)
+    x, gate, weight = torch.randn(TOKENS, HEADS, V), torch.randn(TOKENS, HEADS, V), torch.randn(V)
     got = kernel("rms_norm", walker)(step(), x, gate, weight=weight, eps=1e-3, gate_first=first, gate_kind=kind)
     plain = x * function(gate) if first else x
     want = F.rms_norm(plain, (V,), weight, 1e-3) * (1 if first else function(gate))

@@ -43,8 +43,12 @@ def run_one(
 
     `group` is the attribute of that name where it is one, and otherwise the numbers that share a scale.
 
-    Raises `AssertionError` where the kernel wrote beside its output.
+    Raises `ValueError` for an input that has not a row a token, and `AssertionError` where the kernel wrote beside its
+    output.
     """
+    for x in inputs:
+        if len(x) != step.num_tokens:
+            raise ValueError(f"{spec.name}: an input of {len(x)} rows in a step of {step.num_tokens} tokens")
     kept: list[Any] = []
     if "group" in spec.attributes:
         named["group"], group = group, 0
