@@ -21,6 +21,7 @@ STORAGE: dict[str, type[np.float32] | type[np.uint16]] = {
     "bfloat16": np.uint16,
     "float16": np.uint16,
 }
+PAGE_BYTES = 4096
 NAN = {"float32": np.nan, "bfloat16": 0x7FC0, "float16": 0x7E00}
 
 Array = NDArray[np.float32] | NDArray[np.uint16]
@@ -66,6 +67,8 @@ class CpuRunner:
             self._pools[spec.name] = pool
             (self._pages[spec.group] if isinstance(spec, PageSpec) else self._states).append(pool)
         self._lowered, self._program = self._load(())
+        for data in weights.values():
+            data[::PAGE_BYTES].max(initial=0)  # mapped now, not one page after another in the first step
         self._traced: tuple[tuple[str, ...], LoweredProgram, Program] | None = None
 
     @property
