@@ -1,7 +1,7 @@
 """The same requests in any order and batch get the same tokens, greedy and seeded.
 
-Torch's matrix products are not batch-invariant, so logits move in their last bits. "The same" is therefore: equal to
-the token that the request's logits alone give, or so near to a tie that those bits decide.
+Another cut of a prompt into chunks moves logits in their last bits. "The same" is therefore: equal to the token that
+the request's logits alone give, or so near to a tie that those bits decide.
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ HT_INLINE void convolve(const Block& block, const Tensor& x, const Tensor& y, in
     for (; c + LANES <= block.count; c += LANES)
       store(to + c, f(sum_of_taps<WIDTH>(block, c, [](const float* p) { return load(p); })));
     const int64_t part = block.count - c;
-    if (part) store_part(to + c, f(sum_of_taps<WIDTH>(block, c, [&](const float* p) { return load_part(p, part); })), part);
+    const auto load_rest = [&](const float* p) { return load_part(p, part); };
+    if (part) store_part(to + c, f(sum_of_taps<WIDTH>(block, c, load_rest)), part);
   }
 }
 

@@ -63,7 +63,8 @@ struct LinearFrom {
     for (int64_t p = 0; p < count; ++p) {
       float* panel = u + p * CHUNK * TILE_COLUMNS;
       const int64_t columns = dim - p * TILE_COLUMNS;
-      if (columns > 0) copy_panel(panel, floats(*v, t) + kv * dim + p * TILE_COLUMNS, v->row_stride, nullptr, n, columns);
+      const float* values = floats(*v, t) + kv * dim + p * TILE_COLUMNS;
+      if (columns > 0) copy_panel(panel, values, v->row_stride, nullptr, n, columns);
       if (columns < TILE_COLUMNS)
         for (int64_t i = 0; i < n; ++i) panel[i * TILE_COLUMNS + columns] = 1.f;
     }

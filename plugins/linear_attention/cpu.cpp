@@ -15,7 +15,9 @@ struct LinearAttention {
   float scale, decay_bound, beta_scale;
   bool l2_norm, bounded;
 
-  void load_q(float* to, int64_t t, int64_t key_head) const { normalised(to, floats(*q, t) + key_head * shape.K, scale); }
+  void load_q(float* to, int64_t t, int64_t key_head) const {
+    normalised(to, floats(*q, t) + key_head * shape.K, scale);
+  }
   void load_k(float* to, int64_t t, int64_t key_head) const { normalised(to, floats(*k, t) + key_head * shape.K, 1.f); }
   void normalised(float* to, const float* x, float by) const {
     const vf factor = splat(l2_norm ? by / __builtin_sqrtf(dot(x, x, shape.K) + 1e-6f) : by);

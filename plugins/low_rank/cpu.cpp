@@ -37,7 +37,8 @@ struct LowRank {
 
   size_t lay_out(char* memory) {
     Pieces pieces{memory};
-    const int64_t rows = CHUNK > group ? CHUNK : group, wide = panels_of(rank) * TILE_COLUMNS, high = panels_of(dim) * TILE_COLUMNS;
+    const int64_t rows = CHUNK > group ? CHUNK : group;
+    const int64_t wide = panels_of(rank) * TILE_COLUMNS, high = panels_of(dim) * TILE_COLUMNS;
     ld = padded(dim), lde = padded(rank);
     qs = pieces.take(rows * ld), ks = pieces.take(CHUNK * ld), kt = pieces.take(CHUNK * ld);
     e = pieces.take(CHUNK * lde), et = pieces.take(CHUNK * lde), e_panels = pieces.take(CHUNK * wide);
@@ -87,19 +88,21 @@ struct LowRank {
       lower_scores(raw, qs, ld, kt, n, dim);
       masked_scores(masked, raw, nullptr, nullptr, false, n);
       for (int64_t p = 0; p < panels_of(rank); ++p)
-        read_panel(scores + p * TILE_COLUMNS, lde, rank - p * TILE_COLUMNS, qs, ld, nullptr, key_panels + p * dim * TILE_COLUMNS, masked,
-                   e_panels + p * CHUNK * TILE_COLUMNS, 0.f, nullptr, 0, n, dim);
+        read_panel(scores + p * TILE_COLUMNS, lde, rank - p * TILE_COLUMNS, qs, ld, nullptr,
+                   key_panels + p * dim * TILE_COLUMNS, masked, e_panels + p * CHUNK * TILE_COLUMNS, 0.f, nullptr, 0, n,
+                   dim);
       for (int64_t i = 0; i < n; ++i) softmax_row(scores + i * lde, rank);
       lower_scores(raw, scores, lde, et, n, rank);
       masked_scores(masked, raw, nullptr, nullptr, false, n);
       for (int64_t p = 0; p < panels_of(dim); ++p) {
         copy_panel(u, values_of + p * TILE_COLUMNS, v->row_stride, nullptr, n, dim - p * TILE_COLUMNS);
-        read_panel(floats(*out, t) + head * dim + p * TILE_COLUMNS, out->row_stride, dim - p * TILE_COLUMNS, scores, lde, nullptr,
-                   value_panels + p * rank * TILE_COLUMNS, masked, u, 0.f, nullptr, 0, n, rank);
+        read_panel(floats(*out, t) + head * dim + p * TILE_COLUMNS, out->row_stride, dim - p * TILE_COLUMNS, scores,
+                   lde, nullptr, value_panels + p * rank * TILE_COLUMNS, masked, u, 0.f, nullptr, 0, n, rank);
       }
     }
     for (int64_t p = 0; p < panels_of(rank); ++p)
-      update_panel(key_panels + p * dim * TILE_COLUMNS, ks, ld, e_panels + p * CHUNK * TILE_COLUMNS, 1.f, nullptr, n, dim);
+      update_panel(key_panels + p * dim * TILE_COLUMNS, ks, ld, e_panels + p * CHUNK * TILE_COLUMNS, 1.f, nullptr, n,
+                   dim);
     for (int64_t p = 0; p < panels_of(dim); ++p) {
       copy_panel(u, values_of + p * TILE_COLUMNS, v->row_stride, nullptr, n, dim - p * TILE_COLUMNS);
       update_panel(value_panels + p * rank * TILE_COLUMNS, e, lde, u, 1.f, nullptr, n, rank);

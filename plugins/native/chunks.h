@@ -159,7 +159,10 @@ static void update_panel(float* state, const float* k, int64_t ldk, const float*
 
 HT_INLINE void scale_panel(float* u, const float* by, int64_t n) {
   for (int64_t i = 0; i < n; ++i)
-    for (int64_t j = 0; j < TILE_COLUMNS; j += LANES) store(u + i * TILE_COLUMNS + j, load(u + i * TILE_COLUMNS + j) * by[i]);
+    for (int64_t j = 0; j < TILE_COLUMNS; j += LANES) {
+      float* at = u + i * TILE_COLUMNS + j;
+      store(at, load(at) * by[i]);
+    }
 }
 
 }  // namespace HT_ISA

@@ -169,7 +169,8 @@ void team_finish(Team& team) {
   ++team.turns;
 }
 
-enum Space : int64_t { TOKENS = 0, LOGIT_ROWS = 1, INPUT_IDS = 2, POSITIONS = 3, OUTPUT = 4, EXTERNAL_T = 5, EXTERNAL_R = 6 };
+// In the order of SPACES in library.py.
+enum Space : int64_t { TOKENS, LOGIT_ROWS, INPUT_IDS, POSITIONS, OUTPUT, EXTERNAL_TOKENS, EXTERNAL_LOGIT_ROWS };
 
 extern "C" {
 
@@ -258,7 +259,7 @@ struct Program {
   }
 
   void bind(const HtOperand& o, Tensor& t) {
-    t.rows = o.space == LOGIT_ROWS || o.space == OUTPUT || o.space == EXTERNAL_R ? step.num_logits : step.num_tokens;
+    t.rows = o.space == LOGIT_ROWS || o.space == OUTPUT || o.space == EXTERNAL_LOGIT_ROWS ? step.num_logits : step.num_tokens;
     t.row_stride = o.row_stride;
     t.rank = o.rank;
     std::copy(o.dims, o.dims + 3, t.dims);
@@ -323,13 +324,15 @@ extern "C" {
 HT_API int ht_supported(int64_t isa) { return supported(int(isa)); }
 
 // A program of copies of the nodes; weights and caches stay the caller's. Null, with a message, where that fails.
-HT_API Program* ht_create(const HtOptions* options, const HtNode* nodes, int64_t count, char* message, int64_t message_bytes) {
+HT_API Program* ht_create(const HtOptions* options, const HtNode* nodes, int64_t count, char* message,
+                          int64_t message_bytes) {
   auto fail = [&](const std::string& text) -> Program* {
     std::strncpy(message, text.c_str(), size_t(message_bytes) - 1);
     message[message_bytes - 1] = 0;
     return nullptr;
   };
-  if (!supported(int(options->isa))) return fail("this machine does not run instruction set " + std::to_string(options->isa));
+  if (!supported(int(options->isa)))
+    return fail("this machine does not run instruction set " + std::to_string(options->isa));
   try {
     std::vector<Node> built;
     for (int64_t i = 0; i < count; ++i) {

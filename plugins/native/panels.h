@@ -1,6 +1,6 @@
-// Products of a chunk's matrices with panels: a matrix [rows, n] cut into columns of TILE_COLUMNS numbers, each panel's
-// [rows, TILE_COLUMNS] numbers together. Every sum runs over its terms in order whatever the tile it is part of, so that
-// results do not depend on how a matrix is cut.
+// Products of a chunk's matrices with panels: a matrix [rows, n] cut into columns of TILE_COLUMNS numbers, the
+// [rows, TILE_COLUMNS] numbers of each panel together. Every sum runs over its terms in order whatever the tile it is
+// part of, so that results do not depend on how a matrix is cut.
 #pragma once
 #include "tile.h"
 
@@ -17,8 +17,8 @@ struct Rows {
   static constexpr int count = R;
 };
 
-// f(Rows<R>{}, m) for tiles of rows m..m+R-1 that together are rows 0..n-1. Less than four rows keep the machine waiting
-// for its sums, so the last ones are divided evenly.
+// f(Rows<R>{}, m) for tiles of rows m..m+R-1 that together are rows 0..n-1. Less than four rows keep the machine
+// waiting for its sums, so the last ones are divided evenly.
 template <class F>
 HT_INLINE void for_tiles(int64_t n, F f) {
   int64_t m = 0;

@@ -227,7 +227,8 @@ void run_recurrence(const Step& step, const Op& op, Team& team) {
   const auto step_once = [&](int64_t i) {
     const int64_t piece = i % step_parts, h = i / step_parts % s.heads;
     const int64_t row = nth_row(step, i / step_parts / s.heads, true);
-    const int64_t first = panels * piece / step_parts * TILE_COLUMNS, last = panels * (piece + 1) / step_parts * TILE_COLUMNS;
+    const int64_t first = panels * piece / step_parts * TILE_COLUMNS;
+    const int64_t last = panels * (piece + 1) / step_parts * TILE_COLUMNS;
     one_token(step, op, row, h, first, at_most(last, s.V), step_work);
   };
   const int64_t steps = single * s.heads * step_parts;
