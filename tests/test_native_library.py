@@ -161,7 +161,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="instruction set 'avx1024' is not known; known: base, avx2, avx512"):
         program(state_pool(), isa="avx1024")
     for isa in {*ISAS} - {*supported_isas()}:
-        with pytest.raises(ValueError, match=f"this machine does not run instruction set {ISAS.index(isa)}"):
+        with pytest.raises(ValueError, match=f"this machine does not run {isa}; it runs base"):
             program(state_pool(), isa=isa)
     with pytest.raises(ValueError, match="there is no kernel of op fuse"):
         Program([Node("fuse", (), (), (), (), ())], 0, 0, (), 1)

@@ -259,7 +259,8 @@ struct Program {
   }
 
   void bind(const HtOperand& o, Tensor& t) {
-    t.rows = o.space == LOGIT_ROWS || o.space == OUTPUT || o.space == EXTERNAL_LOGIT_ROWS ? step.num_logits : step.num_tokens;
+    const bool of_logits = o.space == LOGIT_ROWS || o.space == OUTPUT || o.space == EXTERNAL_LOGIT_ROWS;
+    t.rows = of_logits ? step.num_logits : step.num_tokens;
     t.row_stride = o.row_stride;
     t.rank = o.rank;
     std::copy(o.dims, o.dims + 3, t.dims);

@@ -202,6 +202,8 @@ class Program:
         isa = isa or supported_isas()[-1]
         if isa not in ISAS:
             raise ValueError(f"instruction set {isa!r} is not known; known: {', '.join(ISAS)}")
+        if isa not in supported_isas():
+            raise ValueError(f"this machine does not run {isa}; it runs {', '.join(supported_isas())}")
         self.isa = isa
         self._groups = tuple(groups)
         self._num_nodes = len(nodes)
