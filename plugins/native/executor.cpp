@@ -196,11 +196,9 @@ struct HtOptions {
 
 struct Node {
   Kernel kernel;
-  std::vector<HtOperand> inputs, outputs;
   std::vector<Weight> weights;
   std::vector<Cache> caches;
   std::vector<double> attributes;
-  std::vector<Tensor> tensors;  // the operands in this step: inputs, then outputs
   Call call;
   int64_t nanoseconds = 0;
 };
@@ -277,6 +275,17 @@ struct Program {
     }
   }
 
+  // A step of the size of the last one moves only what lies outside the arena.
+  void bind_all() {
+    const Bound now = {arena.data, step.num_tokens, step.num_logits};
+    const bool same = now.arena == bound.arena && now.tokens == bound.tokens && now.logits == bound.logits;
+    if (same)
+      for (size_t i : outside) bind(operands[i], tensors[i]);
+    else
+      for (size_t i = 0; i < operands.size(); ++i) bind(operands[i], tensors[i]);
+    bound = now;
+  }
+
   void run(const Step& batch, float* logits) {
     step = batch;
     output = logits;
@@ -287,11 +296,7 @@ struct Program {
     for (int64_t row = 0; row < step.num_sequences; ++row)
       std::fill(token_rows.begin() + step.cu_seqlens[row], token_rows.begin() + step.cu_seqlens[row + 1], int32_t(row));
     step.token_rows = token_rows.data();
-    for (auto& node : nodes) {
-      Tensor* t = node.tensors.data();
-      for (const auto& o : node.inputs) bind(o, *t++);
-      for (const auto& o : node.outputs) bind(o, *t++);
-    }
+    bind_all();
     if (shared.threads > 1) {
       {
         std::lock_guard<std::mutex> lock(mutex);
@@ -302,8 +307,17 @@ struct Program {
     run_nodes(0);
   }
 
+  struct Bound {
+    const char* arena;
+    int64_t tokens, logits;
+  };
+
   const HtOptions options;
   std::vector<Node> nodes;
+  std::vector<HtOperand> operands;  // of all nodes: of each its inputs, then its outputs
+  std::vector<Tensor> tensors;      // the same in this step
+  std::vector<size_t> outside;      // those that do not lie in the arena
+  Bound bound{};
   Shared shared;
   std::vector<Team> teams;
   Buffer arena;
@@ -342,19 +356,29 @@ HT_API Program* ht_create(const HtOptions* options, const HtNode* nodes, int64_t
       if (name == NAMES + NUM_KERNELS) return fail(std::string("there is no kernel of op ") + n.op);
       Node node{};
       node.kernel = table(int(options->isa))[name - NAMES];
-      node.inputs.assign(n.inputs, n.inputs + n.num_inputs);
-      node.outputs.assign(n.outputs, n.outputs + n.num_outputs);
       node.weights.assign(n.weights, n.weights + n.num_weights);
       node.caches.assign(n.caches, n.caches + n.num_caches);
       node.attributes.assign(n.attributes, n.attributes + n.num_attributes);
-      node.tensors.resize(size_t(n.num_inputs + n.num_outputs));
       built.push_back(std::move(node));
     }
-    for (auto& node : built)
-      node.call = Call{node.tensors.data(), int64_t(node.inputs.size()), node.tensors.data() + node.inputs.size(),
-                       node.weights.data(), node.caches.data(), node.attributes.data()};
     auto program = std::make_unique<Program>(*options);
+    for (int64_t i = 0; i < count; ++i) {
+      auto& all = program->operands;
+      all.insert(all.end(), nodes[i].inputs, nodes[i].inputs + nodes[i].num_inputs);
+      all.insert(all.end(), nodes[i].outputs, nodes[i].outputs + nodes[i].num_outputs);
+    }
+    for (size_t i = 0; i < program->operands.size(); ++i)
+      if (const int64_t space = program->operands[i].space; space != TOKENS && space != LOGIT_ROWS)
+        program->outside.push_back(i);
+    program->tensors.resize(program->operands.size());
     program->nodes = std::move(built);
+    const Tensor* next = program->tensors.data();
+    for (int64_t i = 0; i < count; ++i) {
+      Node& node = program->nodes[size_t(i)];
+      node.call = Call{next, nodes[i].num_inputs, next + nodes[i].num_inputs, node.weights.data(), node.caches.data(),
+                       node.attributes.data()};
+      next += nodes[i].num_inputs + nodes[i].num_outputs;
+    }
     return program.release();
   } catch (const std::exception& error) {
     return fail(error.what());
