@@ -114,7 +114,8 @@ def _pack_integers(panels: Tensor, form: str, group: int) -> Bytes:
         words |= parts[..., i, :] << (bits * i)
     scale_bytes = scales.transpose(1, 2).contiguous().view(torch.uint8)  # [panels, groups, 32]
     word_bytes = words.permute(0, 2, 3, 1, 4).flatten(2).numpy().astype("<u2").view(np.uint8)
-    return np.concatenate([scale_bytes.numpy(), word_bytes], 2).reshape(-1)
+    packed: Bytes = np.concatenate([scale_bytes.numpy(), word_bytes], 2).reshape(-1)
+    return packed
 
 
 def _eight_bits(groups: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,9 +154,10 @@ def _rounded(groups: Tensor, scales: Tensor, low: int, high: int) -> Tensor:
 def _unpack_panels(panels: Tensor, form: str, k: int, group: int) -> Tensor:
     """`[panels, 16, K]` float32."""
     if form == "panel_float32":
-        return panels.view(torch.float32).unflatten(1, (-1, PANEL)).transpose(1, 2)
+        columns: Tensor = panels.view(torch.float32).unflatten(1, (-1, PANEL))
+        return columns.transpose(1, 2)
     if form == "panel_bfloat16":
-        pairs = panels.view(torch.bfloat16).unflatten(1, (-1, PANEL, 2))
+        pairs: Tensor = panels.view(torch.bfloat16).unflatten(1, (-1, PANEL, 2))
         return pairs.transpose(1, 2).flatten(2)[..., :k].float()
     bits = _bits(form)
     groups = _padded(k, form, group) // group if group else 1

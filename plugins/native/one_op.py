@@ -50,8 +50,9 @@ def run_one(
         if len(x) != step.num_tokens:
             raise ValueError(f"{spec.name}: an input of {len(x)} rows in a step of {step.num_tokens} tokens")
     kept: list[Any] = []
+    size = 0 if isinstance(group, str) else group
     if "group" in spec.attributes:
-        named["group"], group = group, 0
+        named["group"] = group
     packs = {role: (spec.name, role) in PANEL_ROLES for role in (*spec.weights, *spec.optional_weights)}
 
     def external(array: Any, rows: str) -> Operand:
@@ -73,7 +74,7 @@ def run_one(
         if value is None:
             return None
         if packs[role]:
-            return Weight(pack(value, panel, group), panel, tuple(value.shape), group)
+            return Weight(pack(value, panel, size), panel, tuple(value.shape), size)
         return Weight(value.detach().float().contiguous().view(torch.uint8).numpy(), "float32", tuple(value.shape))
 
     def pool(value: Tensor) -> Pool:
