@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hybridtrt.plugins.linear.packing import PANEL_ROLES
 from hybridtrt.plugins.program import Node, Program
 from hybridtrt.plugins.registry import op_spec
 from hybridtrt.plugins.spec import OpSpec
 
 ALIGNMENT = 16  # numbers: every buffer begins at a whole cache line
-PANEL_ROLES = {("linear", "weight"), ("experts", "up"), ("experts", "down")}
 SPLITS, FLATTENS = "split", "flatten"
 
 

@@ -12,13 +12,15 @@ from time import perf_counter
 import torch
 import transformers
 from make_checkpoint import FAMILIES, make_checkpoint
+from safetensors.torch import load_file
 
 from hybridtrt import cli
 from hybridtrt.model_repo.clients import GrpcClient, http_generate
 from hybridtrt.model_repo.supervisor import ServeOptions, Server
 from hybridtrt.runtime.verify import agreeing_tokens
 
-PROMPT = "def read_config(path):\n    "
+DEMO = Path(__file__).resolve().parent.parent / "models/demo-gated-delta"  # docs/demo-models.md
+PROMPT = "She was not at all surprised to hear"
 NEW = 48
 STREAMS = 8
 
@@ -89,15 +91,21 @@ def ask(server: Server, model_dir: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--family", choices=sorted(FAMILIES), default="qwen3_next")
+    parser.add_argument("--family", choices=sorted(FAMILIES), help="random weights of this family, not the demo model")
     parser.add_argument("--output", type=Path, default=Path("quickstart-out"), help="folder for everything it makes")
     args = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     model, checkpoint, engine = (args.output / name for name in ("model", "checkpoint", "engine"))
 
-    say(f"a hybrid checkpoint with random weights ({args.family})")
-    print(f"{model}: {make_checkpoint(model, args.family):,} parameters")
+    if args.family is None:
+        model = DEMO
+        say("a hybrid model that writes English: gated delta rule, attention and experts")
+        parameters = sum(tensor.numel() for tensor in load_file(model / "model.safetensors").values())
+        print(f"{model}: {parameters:,} parameters")
+    else:
+        say(f"a hybrid checkpoint with random weights ({args.family})")
+        print(f"{model}: {make_checkpoint(model, args.family):,} parameters")
     say("convert, build, measure")
     command("convert", model, "-o", checkpoint)
     command("build", checkpoint, "-o", engine)

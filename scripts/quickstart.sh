@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From nothing to tokens: installs, makes a small random hybrid checkpoint, converts, builds, serves and asks it.
+# From nothing to text: installs, converts a small hybrid model that writes English, builds, serves and asks it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ./scripts/install.sh

@@ -25,7 +25,7 @@ from hybridtrt.runtime.forward import full_logits
 from hybridtrt.runtime.load import load_runner
 
 LOGIT_ERROR = 1e-4  # of the logits' standard deviation
-PROMPT = np.random.default_rng(0).integers(0, 96, 40).tolist()
+PROMPT = np.random.default_rng(3).integers(0, 96, 40).tolist()  # of 0 a router of qwen3_next is near a tie
 LIMITS = BuildConfig(max_batch_size=1, max_num_tokens=64, max_seq_len=64, tokens_per_block=16)
 FIXED = {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"}
 

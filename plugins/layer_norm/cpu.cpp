@@ -1,4 +1,4 @@
-// Layer norm: mean, then the sum of squares about it, then one pass.
+// Layer norm: the mean; the sums of what is left and of its squares, since a mean is rounded; then one pass.
 #include "elementwise.h"
 
 namespace hybridtrt {
@@ -18,14 +18,21 @@ void layer_norm(const Step&, const Call& call, Team& team) {
     for (; k + LANES <= n; k += LANES) total += load(from + k);
     if (k < n) total += load_part(from + k, n - k);
     const vf mean = splat(sum(total) / float(n));
+    total = vf{};
     for (k = 0; k + LANES <= n; k += LANES) {
       const vf d = load(from + k) - mean;
+      total += d;
       squares = fma(d, d, squares);
     }
-    float square = sum(squares);
-    for (; k < n; ++k) square = fma1(from[k] - mean[0], from[k] - mean[0], square);
-    const vf by = splat(1.f / __builtin_sqrtf(square / float(n) + eps));
-    map2(y, from, weight, n, [&](vf a, vf w) { return (a - mean) * by * w; });
+    float square = sum(squares), left = sum(total);
+    for (; k < n; ++k) {
+      const float d = from[k] - mean[0];
+      left += d;
+      square = fma1(d, d, square);
+    }
+    left /= float(n);
+    const vf by = splat(1.f / __builtin_sqrtf(square / float(n) - left * left + eps)), rest = splat(left);
+    map2(y, from, weight, n, [&](vf a, vf w) { return (a - mean - rest) * by * w; });
     map2(y, y, bias, n, [](vf a, vf b) { return a + b; });
   }
 }

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 PANEL = 16
+PANEL_ROLES = {("linear", "weight"), ("experts", "up"), ("experts", "down")}  # operators and weights in panels
 GROUPS = {"panel_float32": (0,), "panel_bfloat16": (0,), "panel_int8": (0, 32, 64, 128), "panel_int4": (32, 64, 128)}
 STEPS = {"panel_float32": 1, "panel_bfloat16": 2, "panel_int8": 4, "panel_int4": 8}  # numbers of K read at once
 SLICE = 1 << 22  # numbers packed at once

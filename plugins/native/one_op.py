@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hybridtrt.plugins.linear.packing import pack
+from hybridtrt.plugins.linear.packing import PANEL_ROLES, pack
 from hybridtrt.plugins.native.library import Node, Operand, Pool, Program, Weight
 from hybridtrt.plugins.ragged import Step
 from hybridtrt.plugins.spec import OpSpec, TensorSpec
 from hybridtrt.plugins.step import StepBatch
 
-PANEL_ROLES = {("linear", "weight"), ("experts", "up"), ("experts", "down")}
 GAP = 3  # numbers between rows, which no kernel may touch
 
 
