@@ -34,7 +34,7 @@ def main() -> int:
     """Print the figures of each kind and the ratios that are aimed at."""
     one = parser(__doc__)
     one.add_argument("--simulate", action="store_true", help="run no model")
-    one.add_argument("--requests", type=int, default=80, help="requests of the trace (80)")
+    one.add_argument("--requests", type=int, default=240, help="requests of the trace (240)")
     one.add_argument("--load", type=float, default=1.4, help="arrivals over what offline batching serves (1.4)")
     one.set_defaults(repeats=2)
     args = one.parse_args()
