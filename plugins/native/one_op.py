@@ -33,7 +33,7 @@ def run_one(
     spec: OpSpec,
     step: Step,
     *inputs: Tensor,
-    threads: int = 2,
+    threads: int = 1,
     panel: str = "panel_float32",
     group: int | str = 0,
     **named: Any,
