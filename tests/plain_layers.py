@@ -251,7 +251,7 @@ class Moe(nn.Module):
         logits = self.router(x)
         kept = logits >= logits.sort(-1, descending=True).values[:, [self.options["top_k"] - 1]]
         router = self.options.get("router", {})
-        weights = logits.float().softmax(-1) * kept
+        weights = logits.softmax(-1) * kept
         if router.get("renormalize") or router.get("scoring") == "softmax_topk":
             weights = weights / weights.sum(-1, keepdim=True)
         gate, up = torch.einsum("th,eih->tei", x, self.experts.gate_up).chunk(2, dim=-1)
