@@ -70,12 +70,12 @@ def random_engine(limits: BuildConfig, change: Callable[[Any], None] = lambda mo
 
 
 def in_turn(kinds: Mapping[str, Callable[[], Mapping[str, float]]], repeats: int) -> dict[str, dict[str, float]]:
-    """Run A B A B ... and return the median of each figure by kind."""
+    """Run A B B A ... and return the median of each figure by kind."""
     runs: dict[str, list[Mapping[str, float]]] = {kind: [] for kind in kinds}
     for repeat in range(repeats):
-        for kind, run in kinds.items():
+        for kind in list(kinds)[:: -1 if repeat % 2 else 1]:  # so that no kind is always the one that follows another
             print(f"{kind} {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
-            runs[kind].append(run())
+            runs[kind].append(kinds[kind]())
     return {
         kind: {figure: statistics.median(run[figure] for run in found) for figure in found[0]}
         for kind, found in runs.items()

@@ -46,7 +46,7 @@ def main() -> int:
     one = parser(__doc__)
     one.add_argument("--drafts", type=int, default=7, help="draft tokens a step at most (7)")
     one.add_argument("--batch", type=int, default=1, help="sequences at once (1)")
-    one.set_defaults(repeats=5)
+    one.set_defaults(repeats=25)
     args = one.parse_args()
     options = RuntimeOptions(threads=args.threads, max_draft_tokens=args.drafts, enable_block_reuse=False)
     figures: dict[str, dict[str, float]] = {}
