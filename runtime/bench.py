@@ -45,7 +45,8 @@ class Achieved:
 class BenchResult:
     """Tokens a second over the whole batch; peak resident memory of the process while this batch ran, in 10^6 bytes.
 
-    TTFT is the median of the requests, from when all were submitted; TPOT is the median of the decode steps.
+    TTFT is the median of the requests, from when all were submitted; TPOT is the median of the decode steps, and
+    `between_ms` that of what a decode step takes outside the C++ executor, None on torch.
     """
 
     batch: int
@@ -55,6 +56,7 @@ class BenchResult:
     decode_tokens_per_s: float
     ttft_ms: float
     tpot_ms: float
+    between_ms: float | None
     peak_rss_mb: float
     prefill: Achieved
     decode: Achieved
@@ -62,10 +64,11 @@ class BenchResult:
 
     def render(self) -> str:
         """A few lines, and the tables of the profile."""
+        between = "" if self.between_ms is None else f" ({self.between_ms:.2f} outside the executor)"
         lines = [
             f"batch {self.batch}, prompt {self.prompt}, new {self.new}: "
             f"prefill {self.prefill_tokens_per_s:.1f} tokens/s, decode {self.decode_tokens_per_s:.1f} tokens/s, "
-            f"TTFT {self.ttft_ms:.1f} ms, TPOT {self.tpot_ms:.2f} ms, peak memory {self.peak_rss_mb:.0f} MB",
+            f"TTFT {self.ttft_ms:.1f} ms, TPOT {self.tpot_ms:.2f} ms{between}, peak memory {self.peak_rss_mb:.0f} MB",
             f"  prefill {self.prefill.render()}",
             f"  decode  {self.decode.render()}",
         ]
@@ -91,6 +94,12 @@ class Run:
     @property
     def decode_seconds(self) -> float:
         return sum(self.decode_step_seconds)
+
+    @property
+    def between_seconds(self) -> list[float]:
+        """Of each decode step what it took outside the C++ executor; nothing on torch."""
+        pairs = zip(self.decode_step_seconds, self.decode_steps, strict=True)
+        return [seconds - step.native_seconds for seconds, step in pairs if step.native_seconds is not None]
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -218,6 +227,7 @@ def measure(
             decode_tokens_per_s=round(run.decode_tokens_per_s, 2),
             ttft_ms=round(statistics.median(run.first_token_seconds) * 1e3, 3),
             tpot_ms=round(statistics.median(run.decode_step_seconds) * 1e3, 3),
+            between_ms=round(statistics.median(run.between_seconds) * 1e3, 3) if run.between_seconds else None,
             peak_rss_mb=round(peak_bytes() / 1e6, 1),
             prefill=bench.achieved(run.prefill_steps, run.prefill_seconds, limits),
             decode=bench.achieved(run.decode_steps, run.decode_seconds, limits),

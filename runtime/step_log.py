@@ -1,4 +1,4 @@
-"""A runner that notes the shape of every step and, of the C++ executor, how long each node took."""
+"""A runner that notes the shape of every step and, of the C++ executor, how long it and each of its nodes took."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ from hybridtrt.runtime.work import StepShape
 
 @dataclass(frozen=True)
 class LoggedStep:
-    """One step; `node_seconds` in the order of `counted_nodes`, None where nodes are not timed."""
+    """One step; `node_seconds` in the order of `counted_nodes`, None where nodes are not timed.
+
+    `native_seconds` are those in the executor, None on torch.
+    """
 
     shape: StepShape
-    node_seconds: NDArray[np.float64] | None
+    node_seconds: NDArray[np.float64] | None = None
+    native_seconds: float | None = None
 
 
 class LoggingRunner:
@@ -29,7 +33,8 @@ class LoggingRunner:
     def __init__(self, runner: Runner, profile: bool = False) -> None:
         self.runner = runner
         self.steps: list[LoggedStep] = []
-        self._timed = runner if profile and isinstance(runner, CpuRunner) else None
+        self._native = runner.native if isinstance(runner, CpuRunner) else None
+        self._timed = self._native if profile else None
 
     @property
     def info(self) -> RunnerInfo:
@@ -59,10 +64,11 @@ class LoggingRunner:
         if self._timed is None:
             logits, seconds = self.runner.step(batch), None
         else:
-            self._timed.native.profile(True)
+            self._timed.profile(True)
             logits = self.runner.step(batch)
-            seconds = self._timed.native.times() / 1e9
-        self.steps.append(LoggedStep(StepShape.of(batch), seconds))
+            seconds = self._timed.times() / 1e9
+        native = None if self._native is None else self._native.seconds
+        self.steps.append(LoggedStep(StepShape.of(batch), seconds, native))
         return logits
 
     def close(self) -> None:

@@ -117,7 +117,7 @@ def test_a_profile_adds_up() -> None:
     assert "by layer kind" in profile.render()
     assert "gated_delta" in profile.render()
     with pytest.raises(ValueError, match="nodes were not timed"):
-        profile_phase("decode", nodes, [LoggedStep(ONE, None)], 1.0)
+        profile_phase("decode", nodes, [LoggedStep(ONE)], 1.0)
 
 
 def test_a_run_is_parted_at_the_last_first_token() -> None:
@@ -127,6 +127,8 @@ def test_a_run_is_parted_at_the_last_first_token() -> None:
         assert sum(step.shape.tokens for step in run.prefill_steps) >= 600
         assert all(set(step.shape.counts) == {1} for step in run.decode_steps)
         assert len(run.decode_steps) == len(run.decode_step_seconds)
+        pairs = zip(run.between_seconds, run.decode_step_seconds, strict=True)
+        assert all(0 < between < whole for between, whole in pairs)
         made = sum(map(len, run.tokens.values()))
         first = made - run.decode_tokens
         assert (made, len(run.first_token_seconds)) == (12, 3)

@@ -1,4 +1,4 @@
-"""Rounding of whole models, over many prompts: one prompt can be near a router's tie, or hard on float32 in any code."""
+"""Rounding of whole models, over many prompts: one may be near a router's tie, or hard on float32 in any code."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from hybridtrt.runtime.forward import full_logits
 from hybridtrt.runtime.load import load_runner
 
 LOGIT_ERROR = 1e-4  # of the logits' standard deviation
-# Of qwen3_next: with prompt 0 a router is near a tie (1.7e-5), and with 1, 2 and some values float32 itself is no nearer
-# than 1e-4, in one code or the other. test_precision.py looks at many prompts.
+# Of qwen3_next: with prompt 0 a router is near a tie (1.7e-5), and with 1 or 2 and some values float32 itself is no
+# nearer than 1e-4, in one code or the other. test_precision.py looks at many prompts.
 PROMPT = np.random.default_rng(3).integers(0, 96, 40).tolist()
 LIMITS = BuildConfig(max_batch_size=1, max_num_tokens=64, max_seq_len=64, tokens_per_block=16)
 FIXED = {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"}

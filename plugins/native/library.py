@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
@@ -205,6 +206,7 @@ class Program:
         if isa not in supported_isas():
             raise ValueError(f"this machine does not run {isa}; it runs {', '.join(supported_isas())}")
         self.isa = isa
+        self.seconds = 0.0  # of the last step
         self._groups = tuple(groups)
         self._num_nodes = len(nodes)
         options = _Options(threads, ISAS.index(isa), poison, token_width, logits_width)
@@ -227,7 +229,10 @@ class Program:
             (c_void_p * len(tables))(*(table.ctypes.data for table in tables)),
             (c_int64 * len(tables))(*(table.shape[1] for table in tables)),
         )
-        if self._library.ht_step(self._handle, byref(step), logits.ctypes.data):
+        started = time.perf_counter()
+        failed = self._library.ht_step(self._handle, byref(step), logits.ctypes.data)
+        self.seconds = time.perf_counter() - started
+        if failed:
             raise MemoryError(f"no memory for a step of {batch.num_tokens} tokens")
         return logits
 
