@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from hybridtrt.plugins.step import Int32, StepBatch
 from hybridtrt.runtime.cache_manager import CacheManager
 from hybridtrt.runtime.pages import Holding, PagePool
 from hybridtrt.runtime.scheduler import Plan
+from hybridtrt.runtime.sequence import Sequence
 
 
 class BlockTable:
@@ -38,29 +41,51 @@ class BatchBuilder:
 
     def __init__(self, caches: CacheManager, num_rows: int, max_seq_len: int) -> None:
         self._caches = caches
+        self._numbers = np.arange(num_rows + 1, dtype=np.int32)
         self._tables = [BlockTable(pool, num_rows, max_seq_len) for pool in caches.pools]
 
     def build(self, plan: Plan) -> StepBatch:
         """Arrays of one step; row `b` asks for the logits of its last `plan.logits[b]` tokens."""
         self._update_tables()
+        return self._decode(plan) if plan.singles == len(plan.sequences) else self._mixed(plan)
+
+    def _decode(self, plan: Plan) -> StepBatch:
+        """Where every row runs one token, as in most steps, little has to be computed."""
+        sequences = plan.sequences
+        context = np.array([sequence.computed for sequence in sequences], np.int32)
+        return StepBatch(
+            input_ids=np.array([sequence.output_ids[-1] for sequence in sequences], np.int32),
+            positions=context,
+            cu_seqlens=self._numbers[: len(sequences) + 1],
+            context_lens=context,
+            logits_indices=self._numbers[: len(sequences)],
+            **self._held(sequences, int(context.max()) + 1),
+        )
+
+    def _mixed(self, plan: Plan) -> StepBatch:
         sequences = plan.sequences
         counts = np.array(plan.counts, np.int32)
         context = np.array([sequence.computed for sequence in sequences], np.int32)
         cu_seqlens = np.zeros(len(sequences) + 1, np.int32)
         np.cumsum(counts, out=cu_seqlens[1:])
         positions = np.arange(cu_seqlens[-1], dtype=np.int32) + np.repeat(context - cu_seqlens[:-1], counts)
-        rows = np.array([sequence.row for sequence in sequences], np.int32)
-        longest = int((context + counts).max())
         return StepBatch(
             input_ids=_input_ids(plan, cu_seqlens),
             positions=positions,
             cu_seqlens=cu_seqlens,
             context_lens=context,
-            state_src=np.array([sequence.source for sequence in sequences], np.int32),
-            state_dst=np.array([sequence.target for sequence in sequences], np.int32),
             logits_indices=_logits_indices(plan.logits, cu_seqlens[1:]),
-            block_tables={table.pool.group: table.rows(rows, longest) for table in self._tables},
+            **self._held(sequences, int((context + counts).max())),
         )
+
+    def _held(self, sequences: list[Sequence], longest: int) -> dict[str, Any]:
+        """The slots of sequences, the longest of which will have so many tokens, and their pages."""
+        rows = np.array([sequence.row for sequence in sequences], np.int32)
+        return {
+            "state_src": np.array([sequence.source for sequence in sequences], np.int32),
+            "state_dst": np.array([sequence.target for sequence in sequences], np.int32),
+            "block_tables": {table.pool.group: table.rows(rows, longest) for table in self._tables},
+        }
 
     def _update_tables(self) -> None:
         for sequence, fresh in self._caches.changed:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -218,15 +219,17 @@ class Program:
 
     def step(self, batch: StepBatch, vocab_size: int) -> NDArray[np.float32]:
         """Run one step and return logits `[R, vocab_size]`. Raises `MemoryError` where the arena does not fit."""
-        arrays = [np.ascontiguousarray(getattr(batch, name), np.int32) for name in _STEP_ARRAYS]
-        tables = [np.ascontiguousarray(batch.block_tables[group], np.int32) for group in self._groups]
-        logits = np.empty((len(arrays[-1]), vocab_size), np.float32)
+        tables = [batch.block_tables[group] for group in self._groups]
+        arrays = [*(getattr(batch, name) for name in _STEP_ARRAYS), *tables]
+        packed = np.concatenate([array.reshape(-1) for array in arrays], dtype=np.int32)  # one array has one address
+        *places, _ = accumulate((array.size * packed.itemsize for array in arrays), initial=packed.ctypes.data)
+        logits = np.empty((len(batch.logits_indices), vocab_size), np.float32)
         step = _Step(
             batch.num_tokens,
             batch.num_sequences,
-            len(arrays[-1]),
-            *(array.ctypes.data for array in arrays),
-            (c_void_p * len(tables))(*(table.ctypes.data for table in tables)),
+            len(logits),
+            *places[: len(_STEP_ARRAYS)],
+            (c_void_p * len(tables))(*places[len(_STEP_ARRAYS) :]),
             (c_int64 * len(tables))(*(table.shape[1] for table in tables)),
         )
         started = time.perf_counter()
