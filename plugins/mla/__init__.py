@@ -24,7 +24,7 @@ def _infer(
 def _flops(
     inputs: list[TensorSpec], weights: Mapping[str, TensorSpec], attributes: Mapping[str, Any], load: Load
 ) -> int:
-    """Absorbed: queries into the latent space, attention there, the result to values."""
+    """As absorbed: queries into the latent space, attention there, the result to values. Long rows may take fewer."""
     _, heads, _ = inputs[0].shape
     rows, rank = (int(dim) for dim in weights["up"].shape)
     per_key = int(heads) * (2 * rank + int(inputs[1].shape[2]))

@@ -1,5 +1,6 @@
-// Multi-head latent attention over compressed tokens.
+// Multi-head latent attention over compressed tokens: where they lie, or decompressed.
 #include "absorbed.h"
+#include "decompressed.h"
 
 namespace hybridtrt {
 namespace HT_ISA {
@@ -17,9 +18,17 @@ void mla(const Step& step, const Call& call, Team& team) {
   a.window = EVERYTHING;
   a.scale = x.scale;
   a.compact = true;
-  const auto tokens_of = [&](int64_t row) { return int64_t(step.cu_seqlens[row + 1] - step.cu_seqlens[row]); };
-  float* memory = (float*)team_workspace(team, size_t(absorbed_numbers(step, a, tokens_of)) * 4);
-  attend_absorbed(step, call, team, x, a, memory, step.num_tokens, tokens_of);
+  int64_t tokens = 0;
+  const auto tokens_of = [&](int64_t row) -> int64_t {
+    const int64_t n = step.cu_seqlens[row + 1] - step.cu_seqlens[row];
+    return decompresses(x, step.context_lens[row], n) ? 0 : n;
+  };
+  for (int64_t row = 0; row < step.num_sequences; ++row) tokens += tokens_of(row);
+  if (tokens) {
+    float* memory = (float*)team_workspace(team, size_t(absorbed_numbers(step, a, tokens_of)) * 4);
+    attend_absorbed(step, call, team, x, a, memory, tokens, tokens_of);
+  }
+  attend_decompressed(step, call, team, x);
 }
 
 }  // namespace HT_ISA
