@@ -50,7 +50,7 @@ static bool supported(int isa) {
   if (isa == BASE) return true;
 #if defined(HT_X86)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");  // f16c comes with avx2
   if (isa == AVX2) return avx2;
   if (isa == AVX512)
     return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
