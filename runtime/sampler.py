@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridtrt.plugins.sample import Sampled, SampleParams
-from hybridtrt.plugins.sample.reference import greedy, log_normalizer
-from hybridtrt.plugins.sample.vectorized import largest, sample
+from hybridtrt.plugins.sample.fastest import log_normalizer, sample
+from hybridtrt.plugins.sample.reference import greedy
+from hybridtrt.plugins.sample.vectorized import largest
 from hybridtrt.runtime.logits_processors import FORBIDDEN
 from hybridtrt.runtime.request import SamplingParams, TopLogProbs
 from hybridtrt.runtime.sequence import Sequence
@@ -47,13 +48,11 @@ def choose(
     """
     special = [i for i, sequence in enumerate(sequences) if not sequence.plain]
     changed = {i for i in special if sequences[i].processors is not None or (masks and masks[i] is not None)}
-    result = greedy(logits)
-    _sample(logits, sequences, ahead, [i for i in special if i not in changed], result)
+    result = _sample(logits, sequences, ahead, [i for i in special if i not in changed])
     for i in changed:
         row = logits[i : i + 1].copy()
         _change(row[0], sequences[i], ahead[i], masks[i] if masks else None)
-        again = greedy(row)
-        _sample(row, sequences[i : i + 1], ahead[i : i + 1], [0], again)
+        again = _sample(row, sequences[i : i + 1], ahead[i : i + 1], [0])
         result.tokens[i] = again.tokens[0]
         result.valid[i] &= again.valid[0]
     choice = Choice(
@@ -86,25 +85,32 @@ def temperature_of(params: SamplingParams) -> float:
     return 1.0 if params.top_k or (params.top_p or 1) < 1 or params.min_p else 0.0
 
 
-def _sample(logits: F32, sequences: Rows[Sequence], ahead: Rows[int], among: Collection[int], result: Sampled) -> None:
-    """Replace the greedy tokens of a result where these rows of `logits` [R, V] want to be sampled."""
+def _sample(logits: F32, sequences: Rows[Sequence], ahead: Rows[int], among: Collection[int]) -> Sampled:
+    """A token for each row of `logits` [R, V]: the best, but for those `among` them that want to be sampled."""
     random = [i for i in among if not sequences[i].greedy]
-    if random:
-        params = _params([sequences[i] for i in random], [ahead[i] for i in random], logits.shape[1])
-        result.tokens[random] = sample(logits if len(random) == len(logits) else logits[random], params).tokens
+    return sample(logits, _params(sequences, ahead, random, logits.shape[1])) if random else greedy(logits)
 
 
-def _params(sequences: Rows[Sequence], ahead: Rows[int], vocab_size: int) -> SampleParams:
-    params = [sequence.request.params for sequence in sequences]
-    positions = [sequence.total + count for sequence, count in zip(sequences, ahead, strict=True)]
-    return SampleParams(
-        temperature=np.array([temperature_of(p) for p in params], np.float64),
-        top_k=np.array([min(p.top_k or 0, vocab_size) for p in params], np.int64),
-        top_p=np.array([1.0 if p.top_p is None else p.top_p for p in params], np.float64),
-        min_p=np.array([p.min_p or 0.0 for p in params], np.float64),
-        seeds=np.array([sequence.seed for sequence in sequences], np.uint64),
-        positions=np.array(positions, np.int64),
+def _params(sequences: Rows[Sequence], ahead: Rows[int], random: Collection[int], vocab_size: int) -> SampleParams:
+    """Greedy, but for the rows `random`."""
+    rows = len(sequences)
+    params = SampleParams(
+        temperature=np.zeros(rows),
+        top_k=np.zeros(rows, np.int64),
+        top_p=np.ones(rows),
+        min_p=np.zeros(rows),
+        seeds=np.zeros(rows, np.uint64),
+        positions=np.zeros(rows, np.int64),
     )
+    for i in random:
+        asked = sequences[i].request.params
+        params.temperature[i] = temperature_of(asked)
+        params.top_k[i] = min(asked.top_k or 0, vocab_size)
+        params.top_p[i] = 1.0 if asked.top_p is None else asked.top_p
+        params.min_p[i] = asked.min_p or 0.0
+        params.seeds[i] = sequences[i].seed
+        params.positions[i] = sequences[i].total + ahead[i]
+    return params
 
 
 def _change(row: F32, sequence: Sequence, ahead: int, mask: Bitmask | None) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from transformers_logits import transformers_logits
 
-from hybridtrt.plugins.sample import SampleParams, reference, vectorized
+from hybridtrt.plugins.sample import SampleParams, native, reference, vectorized
 from hybridtrt.plugins.sample.philox import philox, uniform
 from hybridtrt.plugins.sample.reference import greedy, log_normalizer
 from hybridtrt.runtime.answer import Answer
@@ -24,7 +24,7 @@ from hybridtrt.runtime.request import Request, SamplingParams
 from hybridtrt.runtime.sampler import choose, prompt_log_probs, temperature_of
 from hybridtrt.runtime.sequence import Sequence
 
-WALKERS = [reference, vectorized]
+WALKERS = [reference, vectorized, native]
 
 
 def make_params(
@@ -169,6 +169,13 @@ def test_temperature_tends_to_greedy_and_to_even(walker: ModuleType) -> None:
         assert draw(walker, logits, 100, temperature=temperature).tolist() == [0, 100, 0, 0]
     counts = draw(walker, logits, 10_000, temperature=1e6)
     assert chi_square(counts, np.full(4, 0.25)) < 17
+
+
+@pytest.mark.parametrize("walker", WALKERS)
+def test_no_temperature_allows_what_is_forbidden(walker: ModuleType) -> None:
+    logits = [-np.inf, 1.0, -np.inf, 1.5, -np.inf]
+    for temperature in (1e-300, 1e38, 1e39, 1e300):
+        assert draw(walker, logits, 100, temperature=temperature)[::2].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("walker", WALKERS)

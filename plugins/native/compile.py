@@ -58,7 +58,8 @@ def compile_library(output: Path, objects: Path, sanitize: bool = False, jobs: i
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     flags = [*COMMON, *(["-DHT_X86"] if x86 else []), *(SANITIZE if sanitize else [])]
     kernels = [HERE / "kernels.cpp", HERE / "limits.cpp", *sorted(ROOMS.glob("*/cpu.cpp"))]
-    units = [(HERE / name, ["-pthread"]) for name in ("executor.cpp", "measure_limits.cpp")]
+    entries = (HERE / "executor.cpp", HERE / "measure_limits.cpp", ROOMS / "sample/entry.cpp")
+    units = [(source, ["-pthread"]) for source in entries]
     for isa, extra in (X86 if x86 else {"base": ()}).items():
         units += [(source, [f"-DHT_ISA={isa}", "-fno-exceptions", *extra]) for source in kernels]
     version = _run([*compiler, "--version"])

@@ -13,7 +13,8 @@ from hybridtrt.plugins.sample.philox import uniform
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
-SMALLEST_TEMPERATURE = np.finfo(np.float32).tiny
+# Beyond these a quotient of float32 may be 0 / 0 or infinity / infinity.
+SMALLEST_TEMPERATURE, LARGEST_TEMPERATURE = (float(x) for x in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))
 
 
 def sample(logits: F32, params: SampleParams) -> Sampled:
@@ -57,7 +58,8 @@ def scale(logits: F32, temperature: F64 | float) -> F32:
     """`(logits - max) / temperature` over the last axis, at most 0, in float32."""
     with np.errstate(over="ignore"):
         shifted = logits - logits.max(axis=-1, keepdims=True)
-        return np.asarray(shifted / np.maximum(temperature, SMALLEST_TEMPERATURE).astype(np.float32))
+        divisor = np.clip(temperature, SMALLEST_TEMPERATURE, LARGEST_TEMPERATURE).astype(np.float32)
+        return np.asarray(shifted / divisor)
 
 
 def _kept(scaled: F32, weights: F32, top_k: NDArray[np.int64], top_p: F64) -> NDArray[np.bool_]:
