@@ -10,7 +10,7 @@ namespace HT_ISA {
 constexpr int64_t GROUP = 64;
 constexpr int BITS[] = {11, 10, 10};  // of a key, looked at one after another
 constexpr int64_t BINS = 1 << 11;
-constexpr float FAR = -87.f;       // vexp is 0 below: such a token is never chosen
+constexpr float FAR = -87.f;      // vexp is 0 below: such a token is never chosen
 constexpr double MARGIN = 0.999;  // by which bounds that only save work keep clear of what they bound
 
 // Tokens in the order of their ids: id, logit less the best over the temperature, and its exponential.
@@ -21,9 +21,9 @@ struct Tokens {
 
 // Every array has room for whole vectors.
 struct Scratch {
-  double *bins, *sums;  // [BINS], of weights by group
-  float *maxima, *last;  // by group; the last group, filled up with minus infinity
-  Tokens chosen, some;   // those that may be chosen, and some of them
+  double *bins, *sums;      // [BINS]; the weights of each group
+  float *maxima, *last;     // the largest logit of each group; the last group, filled up with minus infinity
+  Tokens candidates, left;  // those that may be chosen; those among which a cut still looks
 };
 
 HT_INLINE int64_t groups_of(int64_t vocab) { return (vocab + GROUP - 1) / GROUP; }
@@ -38,8 +38,8 @@ static Scratch divide(void* memory, int64_t vocab) {
   double* sums = bins + BINS;
   float* last = reinterpret_cast<float*>(sums + groups);
   const auto tokens_at = [&](float* p) { return Tokens{reinterpret_cast<int32_t*>(p), p + tokens, p + 2 * tokens}; };
-  const Tokens chosen = tokens_at(last + GROUP), some = tokens_at(last + GROUP + 3 * tokens);
-  return {bins, sums, last + GROUP + 6 * tokens, last, chosen, some};
+  const Tokens candidates = tokens_at(last + GROUP), left = tokens_at(last + GROUP + 3 * tokens);
+  return {bins, sums, last + GROUP + 6 * tokens, last, candidates, left};
 }
 
 // A row in whole groups.
@@ -172,8 +172,8 @@ static int64_t first_beyond(const float* weights, int64_t n, double before, doub
 }
 
 // The token, where all may be chosen.
-static int64_t pick_of_all(const Row& row, const Scale& scale, const double* sums, double number, double total) {
-  const double target = target_of(number, total);
+static int64_t pick_of_all(const Row& row, const Scale& scale, double number, double* sums) {
+  const double target = target_of(number, sum_weights(row, scale, sums));
   double before = 0;
   int64_t g = 0;
   while (before + sums[g] <= target) before += sums[g++];
@@ -271,8 +271,8 @@ static Cut cut_at(const Tokens& tokens, int64_t n, double target, bool by_weight
     }
     key = key << bits | last;
     const int32_t same = int32_t(key);
-    n = filter(s.some, left, n, [&](vi, vf scaled, vf) { return (keys_of(scaled) >> shift) == same; });
-    left = s.some;
+    n = filter(s.left, left, n, [&](vi, vf scaled, vf) { return (keys_of(scaled) >> shift) == same; });
+    left = s.left;
   }
   const double ties = __builtin_ceil((target - before) / (by_weight ? double(left.weights[0]) : 1.0));
   return {int32_t(key), left.ids[ties < 1 ? 0 : ties < double(n) ? int64_t(ties) - 1 : n - 1]};
@@ -294,8 +294,8 @@ static int64_t collect(const Row& row, const Scale& scale, float floor, const Sc
     for (int64_t i = 0; i < GROUP; i += LANES) {
       const vf v = scaled(scale, load(x + i));
       const vi mask = v >= floor;
-      pack_lanes((float*)s.chosen.ids + n, (vf)(lane_numbers() + int32_t(g * GROUP + i)), mask);
-      pack_lanes(s.chosen.scaled + n, v, mask);
+      pack_lanes((float*)s.candidates.ids + n, (vf)(lane_numbers() + int32_t(g * GROUP + i)), mask);
+      pack_lanes(s.candidates.scaled + n, v, mask);
       n += count(mask);
     }
   }
@@ -313,14 +313,14 @@ HT_INLINE float raised(float floor, double weight) {
   return bound > floor ? bound : floor;
 }
 
-// The token, where limits hold. `total` is the sum of all weights if there is a top_p without a top_k.
-static int64_t pick_within(const Row& row, int64_t vocab, const Scale& scale, const Draw& draw, double total,
-                           const Scratch& s) {
+// The token, where top_k, top_p or min_p leaves some out.
+static int64_t pick_within(const Row& row, int64_t vocab, const Scale& scale, const Draw& draw, const Scratch& s) {
   const bool top_k = draw.top_k > 0 && draw.top_k < vocab, top_p = draw.top_p < 1;
-  const Tokens& tokens = s.chosen;
+  const Tokens& tokens = s.candidates;
+  double total = top_p && !top_k ? sum_weights(row, scale, s.sums) : 0;
   float floor = FAR;
   if (top_k && draw.top_k <= row.groups) {  // as many groups have a token as good as this one
-    const Tokens maxima = {tokens.ids, s.maxima, tokens.weights};
+    const Tokens maxima = {tokens.ids, s.maxima, tokens.weights};  // ids and weights are not looked at
     const float bound = scaled_of(cut_at(maxima, row.groups, double(draw.top_k), false, s).key);
     floor = bound > floor ? bound : floor;
   }
@@ -348,11 +348,8 @@ static Choice sample(const float* logits, int64_t vocab, const Draw& draw, void*
     return {first_of(row, s.maxima, best), bool(__builtin_isfinite(best))};
   const Scale scale = scale_by(best, draw.temperature);
   map1(s.maxima, s.maxima, row.groups, [&](vf v) { return scaled(scale, v); });
-  const bool top_k = draw.top_k > 0 && draw.top_k < vocab, top_p = draw.top_p < 1, min_p = draw.min_p > 0;
-  const double total = !top_k && (top_p || !min_p) ? sum_weights(row, scale, s.sums) : 0;
-  const bool limited = top_k || top_p || min_p;
-  return {limited ? pick_within(row, vocab, scale, draw, total, s)
-                  : pick_of_all(row, scale, s.sums, draw.number, total), true};
+  const bool limited = (draw.top_k > 0 && draw.top_k < vocab) || draw.top_p < 1 || draw.min_p > 0;
+  return {limited ? pick_within(row, vocab, scale, draw, s) : pick_of_all(row, scale, draw.number, s.sums), true};
 }
 
 static double log_normalizer(const float* logits, int64_t vocab, void* memory) {
