@@ -21,7 +21,8 @@ from hybridtrt.converters.checkpoint import weight_layouts
 from hybridtrt.converters.config import ModelConfig
 from hybridtrt.converters.families import family
 from hybridtrt.converters.hf_config import HFConfig
-from hybridtrt.converters.safetensors_writer import Layout, write_safetensors
+from hybridtrt.converters.safetensors_file import Layout
+from hybridtrt.converters.safetensors_writer import write_safetensors
 from hybridtrt.converters.sources import FirstOf, Source
 
 CONFIG = {  # Jamba's shape: a layer with experts is by far the largest

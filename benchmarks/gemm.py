@@ -20,7 +20,8 @@ import torch
 from harness import timer
 from numpy.typing import NDArray
 
-from hybridtrt.plugins.linear.packing import pack, packed_bytes
+from hybridtrt.plugins.linear.packing import pack
+from hybridtrt.plugins.linear.panel_layout import packed_bytes
 from hybridtrt.plugins.native.library import Node, Operand, Program, Weight
 from hybridtrt.plugins.step import StepBatch
 from hybridtrt.runtime.limits import measure_limits

@@ -22,6 +22,7 @@ import numpy as np
 from constant_runner import VOCAB, ConstantRunner
 from harness import best_seconds, in_turn, parser, report
 
+from hybridtrt.build.stored_tokenizer import StoredTokenizer, TokenizerSettings
 from hybridtrt.runtime.engine import Engine
 from hybridtrt.runtime.request import Request, SamplingParams
 from hybridtrt.runtime.tokenizer import Tokenizer
@@ -102,7 +103,6 @@ def make_tokenizer() -> Tokenizer:
     """A byte-level tokenizer of the vocabulary's size."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -110,7 +110,7 @@ def make_tokenizer() -> Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=VOCAB, initial_alphabet=alphabet, show_progress=False)
     backend.train_from_iterator([Path(cProfile.__file__).read_text(encoding="utf-8")] * 2, trainer)
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    return Tokenizer(StoredTokenizer(backend, TokenizerSettings()))
 
 
 def breakdown(load: Load) -> dict[str, float]:

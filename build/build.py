@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 from hybridtrt.build.engine import CONFIG_FILE, ENGINE_FILE, TOKENIZER, BuildConfig, EngineConfig, is_engine
-from hybridtrt.build.packed_file import write_packed
+from hybridtrt.build.hf_tokenizer import read_tokenizer
+from hybridtrt.build.packed_tensors import write_packed
 from hybridtrt.converters.checkpoint import load_checkpoint
 from hybridtrt.converters.replacing import replacing
 from hybridtrt.converters.safetensors_writer import Progress
@@ -37,12 +37,13 @@ def build(
         raise ValueError(f"max_seq_len={build_config.max_seq_len} exceeds the model's {positions} positions")
     config = EngineConfig(checkpoint.config, build_config)
     weights = config.lowered().packed_weights()
+    tokenizer = None if checkpoint.tokenizer_dir is None else read_tokenizer(checkpoint.tokenizer_dir)
     if checkpoint_dir.resolve().is_relative_to(out_dir.resolve()):
         raise ValueError(f"{out_dir}: holds the checkpoint itself ({checkpoint_dir})")
     with replacing(out_dir, is_engine) as folder:
         write_packed(folder / ENGINE_FILE, weights, checkpoint.tensor, progress)
         text = json.dumps(config.to_dict(), indent=2, allow_nan=False)
         (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
-        if checkpoint.tokenizer_dir is not None:
-            shutil.copytree(checkpoint.tokenizer_dir, folder / TOKENIZER)
+        if tokenizer is not None:
+            tokenizer.save(folder / TOKENIZER)
     return config

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hybridtrt.plugins.linear.packing import PANEL_ROLES
+from hybridtrt.plugins.linear.panel_layout import PANEL_ROLES
 from hybridtrt.plugins.program import Node, Program
 from hybridtrt.plugins.registry import op_spec
 from hybridtrt.plugins.spec import OpSpec

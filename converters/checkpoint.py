@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 import hybridtrt
-from hybridtrt.converters.checkpoint_reader import open_safetensors
 from hybridtrt.converters.config import ModelConfig
 from hybridtrt.converters.hf_config import HFConfig
-from hybridtrt.converters.safetensors_writer import DTYPES, Layout
+from hybridtrt.converters.safetensors_file import DTYPES, Layout, open_safetensors
+
+if TYPE_CHECKING:
+    import torch
 
 PRODUCER = "hybridtrt"
 FORMAT = 1  # raised whenever an older reader would misread a checkpoint
@@ -62,11 +63,10 @@ def is_checkpoint(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk, with its weights mapped."""
+    """A checkpoint on disk; its weights are mapped when the first is asked for."""
 
     path: Path
     config: ModelConfig
-    weights: Any = field(repr=False)  # an open safetensors file
 
     @property
     def tokenizer_dir(self) -> Path | None:
@@ -76,8 +76,12 @@ class Checkpoint:
 
     def tensor(self, name: str) -> torch.Tensor:
         """One weight, as a view of the mapped file. `name` is one of `config.weight_table()`."""
-        tensor: torch.Tensor = self.weights.get_tensor(name)
+        tensor: torch.Tensor = self._weights.get_tensor(name)
         return tensor
+
+    @cached_property
+    def _weights(self) -> Any:
+        return open_safetensors(self.path / WEIGHTS, "pt")
 
 
 def load_checkpoint(folder: str | Path) -> Checkpoint:
@@ -94,10 +98,10 @@ def load_checkpoint(folder: str | Path) -> Checkpoint:
     try:
         config = ModelConfig.from_dict(data["model"] if isinstance(data.get("model"), dict) else {})
         _check_agreement(data, checkpoint_config(config) | {"producer": data["producer"]})
-        weights = open_weights(folder / WEIGHTS, config)
+        _check_weights(folder / WEIGHTS, config)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
-    return Checkpoint(folder, config, weights)
+    return Checkpoint(folder, config)
 
 
 def _check_agreement(data: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
@@ -106,11 +110,8 @@ def _check_agreement(data: Mapping[str, Any], expected: Mapping[str, Any]) -> No
             raise ValueError(f"{key}={data.get(key)!r} in {CONFIG}, expected {expected.get(key)!r} by its `model`")
 
 
-def open_weights(path: Path, config: ModelConfig) -> Any:
-    """Map the safetensors file of a network's weights.
-
-    Raises `ValueError` if it is damaged or its names, shapes and dtypes are not those of the network.
-    """
+def _check_weights(path: Path, config: ModelConfig) -> None:
+    """Raise `ValueError` if the file is damaged or its names, shapes and dtypes are not those of the network."""
     weights = open_safetensors(path)
     layouts = weight_layouts(config)
     stored = set(weights.keys())
@@ -124,4 +125,3 @@ def open_weights(path: Path, config: ModelConfig) -> Any:
                 f"{path.name} has {name} as {entry.get_dtype()} {entry.get_shape()}, "
                 f"expected {DTYPES[layout.dtype]} {list(layout.shape)}"
             )
-    return weights

@@ -1,6 +1,6 @@
 """The tensors of a Hugging Face folder: safetensors, one file or shards with an index, memory-mapped.
 
-The format: https://huggingface.co/docs/safetensors. Pickle files are never opened.
+Pickle files are never opened.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+
+from hybridtrt.converters.safetensors_file import open_safetensors
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -29,7 +30,7 @@ class CheckpointReader:
         index = _read_index(folder)
         files = _shards(folder, index)
         self._shard_of: dict[str, str] = {}
-        self._open = {file: open_safetensors(folder / file) for file in files}
+        self._open = {file: open_safetensors(folder / file, "pt") for file in files}
         for file, handle in self._open.items():
             self._add(file, handle.keys(), index)
         absent = sorted(set(index or ()) - set(self._shard_of))
@@ -96,16 +97,6 @@ def _finite(values: torch.Tensor) -> bool:
     integers = torch.int16 if values.element_size() == 2 else torch.int32
     infinity = torch.full((), torch.inf, dtype=values.dtype).view(integers)
     return bool((values.view(integers) & torch.iinfo(integers).max).amax() < infinity)
-
-
-def open_safetensors(path: Path) -> Any:
-    """Map a safetensors file. Raises `ValueError` if it is missing, truncated or damaged."""
-    try:
-        return safe_open(str(path), framework="pt")
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such file") from None
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path}: truncated or damaged safetensors file ({error})") from None
 
 
 def _read_index(folder: Path) -> dict[str, str] | None:

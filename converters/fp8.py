@@ -1,4 +1,4 @@
-"""FP8 checkpoints, read as what they stand for: `quantization_config` with `quant_method` "fp8".
+"""FP8 checkpoints, read as what they stand for.
 
 A matrix `X` of float8_e4m3fn has a scale beside it, `X_scale_inv` or `X_scale` (the two names mean the same), by which
 it is multiplied: one number, or with `weight_block_size` [a, b] one for each block of a rows and b columns, the last
@@ -8,43 +8,16 @@ ones cut off. The product is taken in float32. Scales of activations are not nee
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from hybridtrt.converters.checkpoint_reader import CheckpointReader
-from hybridtrt.converters.hf_config import HFConfig
+from hybridtrt.converters.quantization import Fp8Config
 
 FLOAT8 = "F8_E4M3"
 SCALES = ("_scale_inv", "_scale")
 ACTIVATION_SCALES = (".activation_scale", ".input_scale")
-
-
-@dataclass(frozen=True)
-class Fp8Config:
-    """`block` is rows and columns of a block with one scale; None: one scale for a tensor."""
-
-    block: tuple[int, int] | None
-
-
-def read_quantization(hf: HFConfig) -> Fp8Config | None:
-    """`quantization_config`, None if it is absent or null. Raises `ValueError`, naming it, for any method but FP8."""
-    if hf.values.get("quantization_config") is None:
-        return None
-    section = hf.section("quantization_config")
-    method = section.values.get("quant_method")
-    if method != "fp8":
-        raise ValueError(
-            f"quantization_config with quant_method={method!r} is not supported: expected 'fp8' ({hf.source})"
-        )
-    section.choice("fmt", "e4m3", ("e4m3",))
-    if section.values.get("weight_block_size") is None:
-        return Fp8Config(None)
-    block = section.integers("weight_block_size")
-    if len(block) != 2 or min(block) < 1:
-        raise section.error("weight_block_size", "two integers > 0, or null")
-    return Fp8Config((block[0], block[1]))
 
 
 class Fp8Reader(CheckpointReader):

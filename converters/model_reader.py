@@ -8,8 +8,8 @@ from pathlib import Path
 from hybridtrt.converters.config import DTYPES, ModelConfig
 from hybridtrt.converters.families import family
 from hybridtrt.converters.family import Family
-from hybridtrt.converters.fp8 import Fp8Config, read_quantization
 from hybridtrt.converters.hf_config import HFConfig
+from hybridtrt.converters.quantization import Fp8Config, read_quantization
 
 
 @dataclass(frozen=True)

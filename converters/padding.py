@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import torch
-from torch.nn import functional
+from typing import TYPE_CHECKING
 
 from hybridtrt.converters.sources import Read, Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,12 @@ class BlockDiagonal:
     def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
         yield self.name, (self.blocks, sum(self.sizes), shape[1] // self.blocks)
 
-    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
+    def pieces(self, read: Read) -> Iterator[Tensor]:
         stored = read(self.name)
         columns = stored.shape[2]
         for cut in stored.split(list(self.sizes), dim=1):
             for block, rows in enumerate(cut):
-                yield functional.pad(rows, (block * columns, (self.blocks - 1 - block) * columns))
+                yield _pad_columns(rows, block * columns, (self.blocks - 1 - block) * columns)
 
 
 @dataclass(frozen=True)
@@ -44,5 +45,12 @@ class PadColumns:
     def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
         yield self.name, (shape[0], shape[1] - self.before - self.after)
 
-    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
-        yield functional.pad(read(self.name), (self.before, self.after))
+    def pieces(self, read: Read) -> Iterator[Tensor]:
+        yield _pad_columns(read(self.name), self.before, self.after)
+
+
+def _pad_columns(rows: Tensor, before: int, after: int) -> Tensor:
+    columns = rows.shape[1]
+    padded = rows.new_zeros(len(rows), before + columns + after)
+    padded[:, before : before + columns] = rows
+    return padded

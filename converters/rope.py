@@ -15,11 +15,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from hybridtrt.converters.config import RopeConfig
 from hybridtrt.converters.hf_config import HFConfig
+
+Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,12 @@ class _Rope:
     max_positions: int
     original: int
 
-    def frequencies(self, exponents: int, width: int) -> Tensor:
+    def frequencies(self, exponents: int, width: int) -> Numbers:
         """theta^(-2 i / width) for i below `exponents`, float64."""
-        return self.theta ** (-2.0 * torch.arange(exponents, dtype=torch.float64) / width)
+        numbers: Numbers = self.theta ** (-2.0 * np.arange(exponents) / width)
+        return numbers
 
-    def plain(self) -> Tensor:
+    def plain(self) -> Numbers:
         return self.frequencies(self.rotary_dim // 2, self.rotary_dim)
 
     def optional(self, name: str) -> float | None:
@@ -85,10 +88,10 @@ def read_rope(
         raise ValueError(f"{rotary_dim} rotary channels of head_dim={head_dim}: expected an even number ({hf.source})")
     keys = hf if layer_type is None and "original_max_position_embeddings" in hf.values else section
     original = keys.integer("original_max_position_embeddings", max_positions)
-    inv_freq, attention_factor, limit = _TYPES[kind](
-        _Rope(section, base, head_dim, rotary_dim, max_positions, original)
-    )
-    if not bool((inv_freq.abs() < 1e30).all()) or not math.isfinite(attention_factor):
+    rope = _Rope(section, base, head_dim, rotary_dim, max_positions, original)
+    with np.errstate(all="ignore"):  # what is not finite is refused
+        inv_freq, attention_factor, limit = _TYPES[kind](rope)
+    if not bool((np.abs(inv_freq) < 1e30).all()) or not math.isfinite(attention_factor):
         raise ValueError(f"{kind} rope with rope_theta={base}: expected frequencies in float32 ({section.source})")
     return RopeConfig(tuple(inv_freq.tolist()), attention_factor, limit)
 
@@ -113,7 +116,7 @@ def _section(hf: HFConfig, layer_type: str | None, absent: Mapping[str, Any] | N
     return section.section(layer_type)
 
 
-_Table = tuple[Tensor, float, int | None]  # frequencies, attention factor, positions for which they hold
+_Table = tuple[Numbers, float, int | None]  # frequencies, attention factor, positions for which they hold
 
 
 def _default(rope: _Rope) -> _Table:
@@ -131,7 +134,7 @@ def _dynamic(rope: _Rope) -> _Table:
 
 def _proportional(rope: _Rope) -> _Table:
     half, turning = rope.head_dim // 2, rope.rotary_dim // 2
-    inv_freq = torch.zeros(half, dtype=torch.float64)
+    inv_freq = np.zeros(half)
     inv_freq[:turning] = rope.frequencies(turning, rope.head_dim)
     return inv_freq / rope.section.number("factor", 1.0, positive=True), 1.0, None
 
@@ -160,8 +163,8 @@ def _yarn(rope: _Rope) -> _Table:
     if rope.section.flag("truncate", True) and math.isfinite(low) and math.isfinite(high):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.rotary_dim - 1)
-    pairs = torch.arange(rope.rotary_dim // 2, dtype=torch.float64)
-    interpolated = ((pairs - low) / (high - low if high != low else 0.001)).clamp(0, 1)
+    pairs = np.arange(rope.rotary_dim // 2)
+    interpolated = np.clip((pairs - low) / (high - low if high != low else 0.001), 0, 1)
     plain = rope.plain()
     return plain / factor * interpolated + plain * (1 - interpolated), attention_factor, None
 
@@ -177,7 +180,7 @@ def _longrope(rope: _Rope) -> _Table:
         if factor > 1 and rope.original < 2:
             raise ValueError(f"original_max_position_embeddings={rope.original}: expected 2 ({rope.section.source})")
         attention_factor = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(rope.original))
-    return rope.plain() / torch.tensor(factors["short_factor"]).double(), attention_factor, rope.original
+    return rope.plain() / np.array(factors["short_factor"], np.float32), attention_factor, rope.original
 
 
 def _llama3(rope: _Rope) -> _Table:
@@ -188,7 +191,7 @@ def _llama3(rope: _Rope) -> _Table:
         raise rope.section.error("high_freq_factor", f"a number above low_freq_factor={low}")
     plain = rope.plain()
     turns = rope.original * plain / (2 * math.pi)  # within the original context
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    kept = np.clip((turns - low) / (high - low), 0, 1)
     return (1 - kept) * plain / factor + kept * plain, 1.0, None
 
 

@@ -1,36 +1,18 @@
-"""Writes a safetensors file tensor by tensor: the header first, from shapes alone, then the data as it comes.
-
-Format: 8 bytes little-endian header length, a JSON header padded with spaces, the data without holes.
-"""
+"""Writes a safetensors file tensor by tensor: the header first, from shapes alone, then the data as it comes."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from hybridtrt.converters.safetensors_file import ALIGNMENT, DTYPES, Layout
+from hybridtrt.converters.sources import Piece
 from hybridtrt.plugins.caches import DTYPE_BYTES
 
-DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "uint8": "U8"}
-ALIGNMENT = 64  # of the first byte of data
 SLICE_ELEMENTS = 1 << 22  # cast and written at once
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Shape and dtype of one tensor in a file."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
-
 
 Progress = Callable[[int, int], None]  # bytes written, bytes in all
 
@@ -38,7 +20,7 @@ Progress = Callable[[int, int], None]  # bytes written, bytes in all
 def write_safetensors(
     path: Path,
     layouts: Mapping[str, Layout],
-    pieces: Callable[[str], Iterable[torch.Tensor]],
+    pieces: Callable[[str], Iterable[Piece]],
     progress: Progress = lambda done, total: None,
 ) -> None:
     """Write the tensors of `layouts`; `pieces(name)` yields the values of one in row-major order.
@@ -55,7 +37,7 @@ def write_safetensors(
             layout = layouts[name]
             written = 0
             for piece in pieces(name):
-                for part in torch.split(piece.reshape(-1), SLICE_ELEMENTS):
+                for part in torch.split(torch.as_tensor(piece).reshape(-1), SLICE_ELEMENTS):
                     data = _cast(name, part, layout.dtype)
                     file.write(data.view(torch.uint8).numpy().data)
                     written += data.nbytes

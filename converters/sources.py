@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # the tables of sources are read where nothing is converted
+    from torch import Tensor
 
 Shape = tuple[int, ...]
-Read = Callable[[str], torch.Tensor]
+Read: TypeAlias = "Callable[[str], Tensor]"
+Piece: TypeAlias = "Tensor | NDArray[np.float32]"
 
 
 class Source(Protocol):
@@ -22,7 +27,7 @@ class Source(Protocol):
     def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
         """The tensors it reads, with the shape each must have for the result to have `shape`."""
 
-    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
+    def pieces(self, read: Read) -> Iterator[Piece]:
         """The result in row-major order, cut into pieces."""
 
 
@@ -35,7 +40,7 @@ class Named:
     def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
         yield self.name, shape
 
-    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
+    def pieces(self, read: Read) -> Iterator[Tensor]:
         yield read(self.name)
 
 
@@ -51,7 +56,7 @@ class Concat:
         for part, count in zip(self.parts, rows, strict=True):
             yield from part.tensors((count, *shape[1:]))
 
-    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
+    def pieces(self, read: Read) -> Iterator[Piece]:
         for part in self.parts:
             yield from part.pieces(read)
 
@@ -66,7 +71,7 @@ class Stack:
         for part in self.parts:
             yield from part.tensors(shape[1:])
 
-    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
+    def pieces(self, read: Read) -> Iterator[Piece]:
         for part in self.parts:
             yield from part.pieces(read)
 
@@ -82,10 +87,10 @@ class Deinterleave:
     def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
         yield self.name, shape
 
-    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
+    def pieces(self, read: Read) -> Iterator[Tensor]:
         tensor = read(self.name)
         grouped = tensor.reshape(self.groups, sum(self.sizes), *tensor.shape[1:])
-        yield from torch.split(grouped, list(self.sizes), dim=1)
+        yield from grouped.split(list(self.sizes), dim=1)
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ class SplitRotary:
     def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
         yield self.name, shape
 
-    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
+    def pieces(self, read: Read) -> Iterator[Tensor]:
         tensor = read(self.name)
         grouped = tensor.reshape(self.heads, -1, *tensor.shape[1:])
         plain = grouped.shape[1] - self.rotary
@@ -120,7 +125,7 @@ class Transposed:
     def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
         yield self.name, (shape[0], shape[2], shape[1])
 
-    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
+    def pieces(self, read: Read) -> Iterator[Tensor]:
         for matrix in read(self.name):
             yield matrix.T
 
@@ -134,7 +139,7 @@ class SplitPairs:
     def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
         yield from self.part.tensors(shape)
 
-    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
+    def pieces(self, read: Read) -> Iterator[Tensor]:
         for piece in self.part.pieces(read):
             for item in (piece,) if isinstance(self.part, Transposed) else piece:
                 yield item.unflatten(0, (-1, 2)).transpose(0, 1)
@@ -149,8 +154,8 @@ class AddOne:
     def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
         yield self.name, shape
 
-    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
-        yield read(self.name).to(torch.float32) + 1.0
+    def pieces(self, read: Read) -> Iterator[Tensor]:
+        yield read(self.name).float() + 1.0
 
 
 @dataclass(frozen=True)
@@ -162,7 +167,7 @@ class DropAxis:
     def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
         yield self.name, (shape[0], 1, *shape[1:])
 
-    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
+    def pieces(self, read: Read) -> Iterator[Tensor]:
         yield read(self.name)
 
 
@@ -176,7 +181,7 @@ class Reshaped:
     def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
         yield self.name, self.stored
 
-    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
+    def pieces(self, read: Read) -> Iterator[Tensor]:
         yield read(self.name)
 
 
@@ -189,8 +194,8 @@ class Constant:
     def tensors(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
         yield from ()
 
-    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
-        yield torch.tensor(self.values, dtype=torch.float32)
+    def pieces(self, read: Read) -> Iterator[NDArray[np.float32]]:
+        yield np.array(self.values, np.float32)
 
 
 @dataclass(frozen=True)

@@ -131,10 +131,6 @@ def open_engine(engine_dir: Path, options: RunOptions, runner_factory: str | Non
         module, _, function = runner_factory.partition(":")
         make_runner = getattr(importlib.import_module(module), function)
     engine = load_engine(engine_dir, options, make_runner)
-    if engine.tokenizer is not None:
-        engine.tokenizer.encode(
-            "a"
-        )  # the first call changes settings, which a decode on another thread would collide with
     info = EngineInfo(
         vocab_size=engine.info.vocab_size,
         max_batch_size=engine.options.max_batch_size or engine.info.max_batch_size,

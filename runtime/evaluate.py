@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import transformers
 from numpy.typing import NDArray
 
 from hybridtrt.runtime.forward import prefill_steps
@@ -53,7 +52,6 @@ def evaluate(
     Raises:
         ValueError: the file is no text, or too short; the engine is no good, or has no tokenizer.
     """
-    transformers.utils.logging.set_verbosity_error()  # texts are longer than the windows that tokenizers warn of
     tokenizer = load_tokenizer(engine_dir)
     if tokenizer is None:
         raise ValueError(f"{engine_dir} has no tokenizer, which a text needs")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from hybridtrt.runtime.answer import Answer
 from hybridtrt.runtime.drafts import NgramDrafter
-from hybridtrt.runtime.guided import Guide, Guides
 from hybridtrt.runtime.logits_processors import make_processors
 from hybridtrt.runtime.request import Request
 from hybridtrt.runtime.runner import RunnerInfo
@@ -18,6 +19,9 @@ from hybridtrt.runtime.statistics import RequestTimes
 from hybridtrt.runtime.text_stream import TextStream
 from hybridtrt.runtime.tokenizer import Tokenizer
 from hybridtrt.runtime.validation import MAX_SEED, check_request, stop_ids
+
+if TYPE_CHECKING:
+    from hybridtrt.runtime.guided import Guide, Guides
 
 
 class Intake:
@@ -33,7 +37,8 @@ class Intake:
     ) -> None:
         self._info, self._tokenizer, self._clock = info, tokenizer, clock
         self._max_draft_tokens, self._priority_seconds = max_draft_tokens, priority_seconds
-        self._guides = None if tokenizer is None else Guides(tokenizer, info.vocab_size, info.eos_token_ids)
+        self._guides: Guides | None = None
+        self._making_guides = threading.Lock()
         self._numbers = itertools.count()
 
     def answers(self, request: Request) -> list[Sequence]:
@@ -83,8 +88,13 @@ class Intake:
         kind, guide = request.params.guide_type, request.params.guide
         if kind is None:
             return None
-        if self._guides is None:
+        if self._tokenizer is None:
             raise ValueError(f"guide_type={kind!r} needs a tokenizer, and the engine has none")
+        with self._making_guides:
+            if self._guides is None:
+                from hybridtrt.runtime.guided import Guides  # here, so that only guides bring llguidance along
+
+                self._guides = Guides(self._tokenizer, self._info.vocab_size, self._info.eos_token_ids)
         return self._guides.compile(kind, guide or "")
 
     def _drafter(self, request: Request) -> NgramDrafter | None:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from hybridtrt.build.engine import ENGINE_FILE, EngineConfig, read_engine_config
-from hybridtrt.build.lowering import stored_as
 from hybridtrt.build.packed_file import PackedFile
 from hybridtrt.converters.memory import cache_memory
 from hybridtrt.plugins.native.library import load_library
@@ -21,7 +17,6 @@ from hybridtrt.plugins.spec import Load
 from hybridtrt.runtime.cpu_runner import CpuRunner
 from hybridtrt.runtime.resident_memory import available_bytes
 from hybridtrt.runtime.runner import Costs, Runner, RunnerInfo
-from hybridtrt.runtime.torch_runner import TorchRunner
 
 log = logging.getLogger("hybridtrt.load")
 
@@ -140,28 +135,9 @@ def make_runner(config: EngineConfig, packed: PackedFile, info: RunnerInfo, opti
             walker = "torch"
         else:
             return CpuRunner(config.program(), config.lowered, packed.data, info, threads, options.isa)
-    torch.set_num_threads(threads)
-    return TorchRunner(*unpacked(config, packed), info, walker)
+    from hybridtrt.runtime.load_torch import make_torch_runner  # here, so that the kernels run without torch
 
-
-def unpacked(config: EngineConfig, packed: PackedFile) -> tuple[Program, dict[str, Tensor]]:
-    """The program and its weights as the numbers that an engine's formats stand for.
-
-    A weight that is stored in two formats, as tied embeddings may be, goes by two names.
-    """
-    program = config.program()
-    found: dict[str, tuple[str, str]] = {}  # the packed weight and the part of it
-    for name, weight in config.lowered().packed_weights().items():
-        found |= {f"{part}@{weight.stored}": (name, part) for part in weight.parts}
-    for i, node in enumerate(program.nodes):
-        names = {
-            role: f"{weight}@{stored_as(program, config.stored, node, role)}" for role, weight in node.weights.items()
-        }
-        program.weights |= {names[role]: program.weights[weight] for role, weight in node.weights.items()}
-        program.nodes[i] = replace(node, weights=names)
-    used = {name for node in program.nodes for name in node.weights.values()}
-    program.weights = {name: spec for name, spec in program.weights.items() if name in used}
-    return program, {name: packed.part(*found[name]) for name in used}
+    return make_torch_runner(config, packed, info, threads, walker)
 
 
 def _check_memory(info: RunnerInfo) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridtrt.runtime.answer import Answer
 from hybridtrt.runtime.drafts import NgramDrafter
-from hybridtrt.runtime.guided import Guide
 from hybridtrt.runtime.logits_processors import LogitsProcessors
 from hybridtrt.runtime.pages import Holding
 from hybridtrt.runtime.request import FinishReason, Request, TopLogProbs
 from hybridtrt.runtime.statistics import RequestTimes
 from hybridtrt.runtime.swap import Swapped
+
+if TYPE_CHECKING:
+    from hybridtrt.runtime.guided import Guide
 
 Rank = tuple[float, int]
 

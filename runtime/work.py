@@ -18,8 +18,7 @@ from hybridtrt.plugins.registry import op_spec
 from hybridtrt.plugins.spec import Load, OpSpec, TensorSpec
 from hybridtrt.plugins.step import StepBatch
 from hybridtrt.runtime.cpu_runner import CpuRunner
-from hybridtrt.runtime.runner import Runner
-from hybridtrt.runtime.torch_runner import TorchRunner
+from hybridtrt.runtime.runner import Runner, TracingRunner
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def counted_nodes(runner: Runner) -> list[CountedNode]:
     if isinstance(runner, CpuRunner):
         caches = {spec.name: spec for spec in runner.info.caches}
         return [_lowered(node, runner.lowered, runner.weight_bytes, caches) for node in runner.lowered.nodes]
-    if isinstance(runner, TorchRunner):
+    if isinstance(runner, TracingRunner):
         program = runner.program
         return [
             CountedNode(
@@ -126,7 +125,7 @@ def counted_nodes(runner: Runner) -> list[CountedNode]:
                 inputs=[program.values[name] for name in node.inputs],
                 weights={role: program.weights[name] for role, name in node.weights.items()},
                 weight_bytes={
-                    role: 4 * math.prod(int(dim) for dim in program.weights[name].shape)  # it holds float32
+                    role: 4 * math.prod(int(dim) for dim in program.weights[name].shape)  # torch holds float32
                     for role, name in node.weights.items()
                 },
                 caches=tuple(program.caches[name] for name in node.caches.values()),

@@ -11,8 +11,8 @@ import tokenizers
 from hypothesis import strategies as st
 from null_runner import null_info
 from tokenizers import decoders, models
-from transformers import PreTrainedTokenizerFast
 
+from hybridtrt.build.stored_tokenizer import StoredTokenizer, TokenizerSettings
 from hybridtrt.plugins.caches import pages_held
 from hybridtrt.runtime.engine import EngineOptions
 from hybridtrt.runtime.profile import GroupBytes, Profile, RangeProfile, StepProfile
@@ -29,7 +29,7 @@ def tokenizer() -> Tokenizer:
     """The tokens are the `PIECES`."""
     backend = tokenizers.Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(PIECES)}, unk_token="a"))
     backend.decoder = decoders.Fuse()
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    return Tokenizer(StoredTokenizer(backend, TokenizerSettings()))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from hybridtrt.build.build import build
 from hybridtrt.build.engine import BuildConfig, read_engine_config
 from hybridtrt.converters.convert import convert
-from hybridtrt.runtime.load import RuntimeOptions, make_runner, open_packed, runner_info, unpacked
+from hybridtrt.runtime.load import RuntimeOptions, make_runner, open_packed, runner_info
+from hybridtrt.runtime.load_torch import unpacked
 from hybridtrt.runtime.runner import Runner
 from hybridtrt.runtime.torch_runner import TorchRunner
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from null_runner import NullRunner, null_info
-from tokenizers_for_tests import byte_level, wrapped
+from tokenizers_for_tests import byte_level, kept
 
 TEMPLATE = "{% for m in messages %}<|user|>{{ m['content'] }}{% endfor %}"
 INFO = null_info(
@@ -45,9 +45,7 @@ def engine_folder(folder: Path, text: bool = True) -> Path:
     """A folder that the factories can be called with, with a tokenizer and a chat template."""
     folder.mkdir()
     if text:
-        tokenizer = wrapped(byte_level())
-        tokenizer.chat_template = TEMPLATE
-        tokenizer.save_pretrained(folder / "tokenizer")
+        kept(byte_level(), TEMPLATE).save(folder / "tokenizer")
     return folder
 
 

@@ -22,7 +22,8 @@ from hybridtrt.converters.checkpoint import load_checkpoint
 from hybridtrt.converters.convert import convert
 from hybridtrt.converters.describe import describe
 from hybridtrt.plugins.caches import DTYPE_BYTES, PageSpec, StateSpec
-from hybridtrt.runtime.load import load_runner, open_packed, unpacked
+from hybridtrt.runtime.load import load_runner, open_packed
+from hybridtrt.runtime.load_torch import unpacked
 
 LIMITS = BuildConfig(max_batch_size=3, max_num_tokens=50, max_seq_len=200, tokens_per_block=16)
 MOST = {"max_batch_size": 4096, "max_num_tokens": 1 << 20, "max_seq_len": 1 << 24, "tokens_per_block": 4096}

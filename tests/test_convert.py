@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 
 from hybridtrt.converters.checkpoint import FORMAT, load_checkpoint, weight_layouts
 from hybridtrt.converters.convert import convert
-from hybridtrt.converters.safetensors_writer import Layout, write_safetensors
+from hybridtrt.converters.safetensors_file import Layout
+from hybridtrt.converters.safetensors_writer import write_safetensors
 
 INDEX = "model.safetensors.index.json"
 WRONG_VALUES: tuple[Any, ...] = (None, True, "x", 0, 1, 2, 3, -1, 7.5, 1e400, 10**30, [], [1], ["x"], {}, {"a": 1})

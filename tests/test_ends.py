@@ -9,7 +9,7 @@ import pytest
 from clients import INFO, OTHERS, TARGET, TIGHT, ask, lone, options, start
 from null_runner import NullRunner, null_info
 from schedulers import RECOMPUTING, SWAPPING
-from tokenizers_for_tests import byte_level, wrapped
+from tokenizers_for_tests import byte_level, kept
 
 from hybridtrt.plugins.step import StepBatch
 from hybridtrt.runtime.engine import Engine
@@ -18,7 +18,7 @@ from hybridtrt.runtime.request import Request, SamplingParams
 from hybridtrt.runtime.runner import Costs
 from hybridtrt.runtime.tokenizer import Tokenizer
 
-TOKENIZER = Tokenizer(wrapped(byte_level()))
+TOKENIZER = Tokenizer(kept(byte_level()))
 TEXT_INFO = null_info(vocab_size=420, eos_token_ids=(1,))  # as many tokens as the tokenizer has
 
 

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from null_runner import NullRunner, lone_logits, null_info
-from tokenizers_for_tests import byte_level, wrapped
+from tokenizers_for_tests import byte_level, kept
 
+from hybridtrt.build.stored_tokenizer import StoredTokenizer
 from hybridtrt.plugins.sample import SampleParams, reference
 from hybridtrt.plugins.step import StepBatch
 from hybridtrt.runtime.engine import Engine, EngineOptions
@@ -26,7 +27,7 @@ from hybridtrt.runtime.sampler import temperature_of
 from hybridtrt.runtime.tokenizer import Tokenizer
 from hybridtrt.runtime.validation import stop_ids
 
-TOKENIZER = Tokenizer(wrapped(byte_level()))
+TOKENIZER = Tokenizer(kept(byte_level()))
 TEXT_INFO = null_info(vocab_size=420, eos_token_ids=(1,))  # as many tokens as the tokenizer has
 
 
@@ -545,8 +546,8 @@ def test_a_broken_tokenizer_ends_one_request() -> None:
     assert hard not in expected[1]
 
     class Broken(Tokenizer):
-        def __init__(self, tokenizer: object) -> None:
-            super().__init__(tokenizer)
+        def __init__(self, stored: StoredTokenizer) -> None:
+            super().__init__(stored)
             self.token_bytes = None
 
         def decode(self, ids: Sequence[int]) -> str:
@@ -554,7 +555,7 @@ def test_a_broken_tokenizer_ends_one_request() -> None:
                 raise ValueError(f"cannot decode {hard}")
             return super().decode(ids)
 
-    engine = Engine(NullRunner(TEXT_INFO), Broken(wrapped(byte_level())))
+    engine = Engine(NullRunner(TEXT_INFO), Broken(kept(byte_level())))
     bad, fine = engine.generate(requests)
     assert (bad.token_ids, bad.error) == (expected[0][:4], f"ValueError: cannot decode {hard}")
     assert fine.token_ids == expected[1]

@@ -17,9 +17,10 @@ from safetensors.torch import load_file, save_file
 
 from hybridtrt.converters.checkpoint import load_checkpoint
 from hybridtrt.converters.convert import convert, dry_run
-from hybridtrt.converters.fp8 import Fp8Config, Fp8Reader, read_quantization
+from hybridtrt.converters.fp8 import Fp8Reader
 from hybridtrt.converters.hf_config import HFConfig
 from hybridtrt.converters.model_reader import read_model
+from hybridtrt.converters.quantization import Fp8Config, read_quantization
 
 Tensors = dict[str, torch.Tensor]
 BLOCK = (16, 24)  # divides no matrix of the tiny model

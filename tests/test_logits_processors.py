@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tokenizers_for_tests import byte_fallback, byte_level, with_bos, wrapped
+from tokenizers_for_tests import byte_fallback, byte_level, kept, with_bos
 from transformers_logits import transformers_logits
 
 from hybridtrt.runtime.logits_processors import LogitsProcessors, make_processors, tokenizations
@@ -123,7 +123,7 @@ def test_a_request_without_rules_has_no_processors() -> None:
 
 def test_tokens_outside_the_vocabulary_are_not_looked_for() -> None:
     params = SamplingParams(min_tokens=2, bad_words=("fox", " "), bad_token_ids=((3,),))
-    tokenizer = Tokenizer(wrapped(byte_level()))
+    tokenizer = Tokenizer(kept(byte_level()))
     made = make_processors(Request("x", (1,), params), frozenset({-1, 2, VOCAB}), tokenizer, VOCAB)
     assert made is not None
     logits = np.zeros(VOCAB, np.float32)
@@ -143,7 +143,7 @@ def test_bad_words_need_a_tokenizer() -> None:
 @pytest.mark.parametrize("before", ["", "\t", " ", "\t "])
 def test_bad_words_are_not_completed_wherever_they_stand(backend: Any, bos: bool, word: str, before: str) -> None:
     """Fed with the tokens of a text that has the word, the last of them is forbidden and none before it."""
-    tokenizer = Tokenizer(wrapped(with_bos(backend()) if bos else backend()))
+    tokenizer = Tokenizer(kept(with_bos(backend()) if bos else backend()))
     made = make_processors(Request("x", (0,), SamplingParams(bad_words=(word,))), frozenset(), tokenizer, 420)
     assert made is not None
     allowed = []
@@ -156,5 +156,5 @@ def test_bad_words_are_not_completed_wherever_they_stand(backend: Any, bos: bool
 
 
 def test_a_space_is_a_word() -> None:
-    tokenizer = Tokenizer(wrapped(byte_level()))
+    tokenizer = Tokenizer(kept(byte_level()))
     assert tokenizations(" ", tokenizer) == {tokenizer.encode(" ")}

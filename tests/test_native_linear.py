@@ -14,7 +14,8 @@ from steps import make_batch, place
 from torch import Tensor
 
 from hybridtrt.plugins.experts import reference as experts_reference
-from hybridtrt.plugins.linear.packing import GROUPS, pack, unpack
+from hybridtrt.plugins.linear.packing import pack, unpack
+from hybridtrt.plugins.linear.panel_layout import GROUPS
 from hybridtrt.plugins.native.library import supported_isas
 from hybridtrt.plugins.native.one_op import run_one
 from hybridtrt.plugins.ragged import Step

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hybridtrt.plugins.linear.packing import GROUPS, pack, packed_bytes, unpack
+from hybridtrt.plugins.linear.packing import pack, unpack
+from hybridtrt.plugins.linear.panel_layout import GROUPS, packed_bytes
 
 FORMATS = [(form, group) for form, groups in GROUPS.items() for group in groups]
 

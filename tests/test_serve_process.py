@@ -60,6 +60,8 @@ class Serving:
             int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and self._is_ours(entry)
         }
         assert len(self.offspring) == 4  # the engine, tritonserver and two stubs
+        for pid in self.offspring:
+            assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
         return self
 
     def _is_ours(self, entry):

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
-from tokenizers_for_tests import byte_fallback, byte_level, metaspace, wrapped
+from tokenizers_for_tests import byte_fallback, byte_level, kept, metaspace
 
 from hybridtrt.runtime.text_stream import TextStream
 from hybridtrt.runtime.tokenizer import Tokenizer
@@ -21,7 +21,7 @@ words = st.text("ab ,", max_size=3)
 
 @cache
 def tokenizer(kind: str) -> Tokenizer:
-    return Tokenizer(wrapped(BACKENDS[kind]()))
+    return Tokenizer(kept(BACKENDS[kind]()))
 
 
 def answer(kind: str, text: str) -> tuple[list[int], list[int]]:
@@ -93,7 +93,7 @@ def test_what_is_flushed_may_complete_a_stop_word(min_tokens: int, end: tuple[st
 
 
 def without_fast_path(kind: str) -> Tokenizer:
-    slow = Tokenizer(wrapped(BACKENDS[kind]()))
+    slow = Tokenizer(kept(BACKENDS[kind]()))
     slow.token_bytes = None
     return slow
 
@@ -111,6 +111,6 @@ def test_tables_of_bytes_give_the_text_that_decoding_gives(kind: str) -> None:
 def test_added_tokens_that_are_not_special_are_text() -> None:
     backend = Backend.from_str(byte_level().to_str())
     backend.add_tokens([AddedToken("<think>", special=False)])
-    stream = TextStream(Tokenizer(wrapped(backend)), backend.encode("a").ids, ["<think>b"])
+    stream = TextStream(Tokenizer(kept(backend)), backend.encode("a").ids, ["<think>b"])
     shown = [stream.push(token) for token in backend.encode("<think>,</s><think>b").ids]
     assert shown == [("", False), ("<think>,", False), ("", False), ("", False), ("", True)]

@@ -1,15 +1,19 @@
-"""Text and chat messages to token ids, and what is refused."""
+"""Text and chat messages to token ids as transformers has them, and what is refused."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tokenizers_for_tests import byte_fallback, byte_level, with_bos, wrapped
+from tokenizers_for_tests import byte_fallback, byte_level, kept, metaspace, with_bos, wrapped
 
+from hybridtrt.build.hf_tokenizer import read_tokenizer, stored
+from hybridtrt.runtime.chat_template import ChatTemplate
 from hybridtrt.runtime.tokenizer import Tokenizer, load_tokenizer
 
 TEMPLATE = (
@@ -19,10 +23,10 @@ BOS = 0  # of the byte-level tokenizer
 
 
 def save(folder: Path, template: str | None = None, bos: bool = True) -> Path:
+    """An engine folder with the tokenizer of a Hugging Face folder, which lies beside it."""
     backend = with_bos(byte_level()) if bos else byte_level()
-    tokenizer = wrapped(backend)
-    tokenizer.chat_template = template
-    tokenizer.save_pretrained(folder / "tokenizer")
+    wrapped(backend, chat_template=template).save_pretrained(folder / "model")
+    read_tokenizer(folder / "model").save(folder / "tokenizer")
     return folder
 
 
@@ -41,45 +45,59 @@ def test_a_folder_without_tokenizer_has_none(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path) is None
 
 
-def test_a_damaged_tokenizer_is_named_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["tokenizer.json", "settings.json"])
+def test_a_damaged_tokenizer_is_named_in_one_line(tmp_path: Path, name: str) -> None:
     save(tmp_path)
-    (tmp_path / "tokenizer" / "tokenizer.json").write_text("{")
+    (tmp_path / "tokenizer" / name).write_text("{")
     with pytest.raises(ValueError, match=r"tokenizer: the tokenizer cannot be loaded: ") as error:
         load_tokenizer(tmp_path)
     assert "\n" not in str(error.value)
 
 
+def test_a_damaged_tokenizer_of_a_model_is_named_in_one_line(tmp_path: Path) -> None:
+    save(tmp_path)
+    (tmp_path / "model" / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"model: the tokenizer cannot be loaded: ") as error:
+        read_tokenizer(tmp_path / "model")
+    assert "\n" not in str(error.value)
+
+
+def test_files_of_transformers_in_an_engine_are_refused(tmp_path: Path) -> None:
+    wrapped(byte_level()).save_pretrained(tmp_path / "tokenizer")
+    with pytest.raises(ValueError, match=r"tokenizer: has no settings\.json; build the engine again"):
+        load_tokenizer(tmp_path)
+
+
 def test_code_in_the_folder_does_not_run(tmp_path: Path) -> None:
     save(tmp_path)
-    config = tmp_path / "tokenizer" / "tokenizer_config.json"
+    config = tmp_path / "model" / "tokenizer_config.json"
     marker = tmp_path / "ran"
-    (tmp_path / "tokenizer" / "mine.py").write_text(f"open({str(marker)!r}, 'w')\nclass Mine: pass\n")
+    (tmp_path / "model" / "mine.py").write_text(f"open({str(marker)!r}, 'w')\nclass Mine: pass\n")
     data = json.loads(config.read_text()) | {
         "auto_map": {"AutoTokenizer": [None, "mine.Mine"]},
         "tokenizer_class": "Mine",
     }
     config.write_text(json.dumps(data))
     with contextlib.suppress(ValueError):
-        load_tokenizer(tmp_path)
+        read_tokenizer(tmp_path / "model")
     assert not marker.exists()
 
 
 @pytest.mark.parametrize("text", [b"caf\xe9", b"\xff", b"\xed\xa0\x80", "lone \ud800 surrogate"])
 def test_text_that_is_not_utf8_is_refused(text: str | bytes) -> None:
-    tokenizer = wrapped(byte_level())
-    tokenizer.chat_template = TEMPLATE
+    tokenizer = Tokenizer(kept(byte_level(), TEMPLATE))
     with pytest.raises(ValueError, match="text is not valid UTF-8: "):
-        Tokenizer(tokenizer).encode(text)
+        tokenizer.encode(text)
     messages = text if isinstance(text, bytes) else json.dumps([{"role": "user", "content": text}])
     with pytest.raises(ValueError, match="text is not valid UTF-8: "):
-        Tokenizer(tokenizer).encode_messages(messages)
+        tokenizer.encode_messages(messages)
 
 
 def test_bos_is_there_once() -> None:
-    tokenizer = Tokenizer(wrapped(with_bos(byte_level())))
+    tokenizer = Tokenizer(kept(with_bos(byte_level())))
     assert tokenizer.encode("a") == tokenizer.encode("<s>a")
     assert tokenizer.encode("<s>a").count(BOS) == 1
-    assert BOS not in Tokenizer(wrapped(byte_level())).encode("a")
+    assert BOS not in Tokenizer(kept(byte_level())).encode("a")
 
 
 @pytest.mark.parametrize("adds_bos", [True, False])
@@ -96,7 +114,7 @@ def test_messages_go_through_the_chat_template(tmp_path: Path, template: str, ad
 
 def test_messages_without_a_template_are_refused() -> None:
     with pytest.raises(ValueError, match="messages need a chat template, and the tokenizer has none"):
-        Tokenizer(wrapped(byte_fallback())).encode_messages([{"role": "user", "content": "a"}])
+        Tokenizer(kept(byte_fallback())).encode_messages([{"role": "user", "content": "a"}])
 
 
 @pytest.mark.parametrize(
@@ -115,25 +133,22 @@ def test_messages_without_a_template_are_refused() -> None:
     ],
 )
 def test_bad_messages_are_refused(messages: str, message: str) -> None:
-    tokenizer = wrapped(byte_level())
-    tokenizer.chat_template = (
-        "{% if messages[0]['content'] == 'refuse' %}{{ raise_exception('not so') }}{% endif %}" + TEMPLATE
-    )
+    template = "{% if messages[0]['content'] == 'refuse' %}{{ raise_exception('not so') }}{% endif %}" + TEMPLATE
     with pytest.raises(ValueError, match=message):
-        Tokenizer(tokenizer).encode_messages(messages)
+        Tokenizer(kept(byte_level(), template)).encode_messages(messages)
 
 
 def test_settings_of_training_do_not_cut_prompts() -> None:
     backend = byte_level().from_str(byte_level().to_str())
     backend.enable_truncation(4)
     backend.enable_padding(length=4)
-    tokenizer = Tokenizer(wrapped(backend))
+    tokenizer = Tokenizer(kept(backend))
     assert tokenizer.encode("a") == tuple(byte_level().encode("a").ids)
     assert len(tokenizer.encode("a,b." * 20)) > 20
 
 
 def test_threads_share_a_tokenizer() -> None:
-    tokenizer = Tokenizer(wrapped(byte_level()))
+    tokenizer = Tokenizer(kept(byte_level()))
     text = "the quick 日本 " * 50
     ids = tokenizer.encode(text)
     wrong: list[object] = []
@@ -152,3 +167,79 @@ def test_threads_share_a_tokenizer() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+TEXTS = ("the quick", " it's  a test , of spaces .", "日本 😀\n<|user|>naïve</s>", "")
+INSISTS = {
+    "clean_up_tokenization_spaces": True,
+    "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": True,
+}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"split_special_tokens": True}, {"clean_up_tokenization_spaces": True}, INSISTS], ids=str
+)
+@pytest.mark.parametrize("make", [byte_level, byte_fallback, metaspace, lambda: with_bos(byte_level())])
+def test_ids_and_text_are_those_of_transformers(
+    tmp_path: Path, make: Callable[[], Any], options: dict[str, bool]
+) -> None:
+    oracle = wrapped(make(), **options)
+    stored(oracle).save(tmp_path / "tokenizer")
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer is not None
+    assert (tokenizer.backend is None) == (options == INSISTS)
+    for text in TEXTS:
+        for add in (True, False):
+            ids = oracle.encode(text, add_special_tokens=add)
+            assert list(tokenizer.encode(text, add)) == ids
+            assert tokenizer.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
+
+
+TEMPLATES = {
+    "blocks": "{% for m in messages %}\n  {% if m.role == 'user' %}\nU {{ m.content }}\n  {% endif %}\n{% endfor %}",
+    "json": "{{ messages | tojson }}{{ messages[0] | tojson(indent=2, sort_keys=true) }}",
+    "loops": "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% break %}{% endfor %}",
+    "namespaces": "{% set n = namespace(k=0) %}{% for m in messages %}{% set n.k = n.k + 1 %}{% endfor %}{{ n.k }}",
+    "answers": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+    "tokens": "{{ bos_token }}{{ eos_token }}{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}",
+    "absent": "{% for m in messages %}{{ m.tool_calls is defined }}{{ unk_token }}{% endfor %}",
+    "reasoning": "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.reasoning }};{% endfor %}",
+    "dicts": "{{ dict(a=1)['a'] }}{{ messages | map(attribute='role') | join(',') }}",
+}
+MESSAGES = [
+    {"role": "system", "content": "<br> 日本 'quoted'", "tool_calls": None},
+    {"role": "user", "content": " hello ", "reasoning": "why", "thinking": "so"},
+    {"role": "assistant", "content": "hi", "thinking": "now"},
+]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_give_the_text_that_transformers_gives(name: str) -> None:
+    oracle = wrapped(byte_level(), chat_template=TEMPLATES[name])
+    text = oracle.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    assert text
+    assert ChatTemplate(TEMPLATES[name], oracle.special_tokens_map).render(MESSAGES) == text
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update(role='x') }}",
+        "{{ dict.__globals__['sys'] }}",
+        "{% set n = namespace(__init__=1) %}",
+        "{% set n = namespace() %}{% set n.__class__ = 1 %}",
+        "{{ raise_exception.__globals__['sys'] }}",
+        "{% include 'x' %}",
+    ],
+)
+def test_templates_stay_in_the_sandbox(template: str) -> None:
+    tokenizer = Tokenizer(kept(byte_level(), template))
+    with pytest.raises(ValueError, match=r"the chat template refuses the messages: (SecurityError|TypeError)"):
+        tokenizer.encode_messages(MESSAGES)
+
+
+def test_of_several_templates_the_default_is_kept() -> None:
+    templates = {"default": TEMPLATES["tokens"], "tool_use": "tools"}
+    assert kept(byte_level(), templates).settings.chat_template == TEMPLATES["tokens"]  # type: ignore[arg-type]

@@ -8,6 +8,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from hybridtrt.build.stored_tokenizer import StoredTokenizer
+
 CORPUS = (
     "the quick brown fox jumps over the lazy dog, and then again; it's a test of spaces  and   tabs\tand\nlines ",
     "日本語のテキスト 你好世界 привет мир héllo wörld 😀😃🎉 👩‍👩‍👧 naïve café ﷽ ",
@@ -90,3 +92,10 @@ def wrapped(tokenizer: Tokenizer, **options: Any) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", additional_special_tokens=["<|user|>"], **options
     )
+
+
+def kept(tokenizer: Tokenizer, chat_template: str | None = None, **options: Any) -> StoredTokenizer:
+    """The tokenizer as an engine keeps it."""
+    from hybridtrt.build.hf_tokenizer import stored
+
+    return stored(wrapped(tokenizer, chat_template=chat_template, **options))

@@ -7,7 +7,7 @@ number whatever the dtype of the weights.
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
 from hybridtrt.converters.config import Block, LayerConfig, ModelConfig
 from hybridtrt.converters.family import Family
@@ -68,12 +68,19 @@ def _config(hf: HFConfig) -> ModelConfig:
         layers=tuple(LayerConfig((Block((mixers[types[i % len(types)]],)), Block((mlp,)))) for i in range(count)),
         ropes=(read_rope(hf, head_dim, max_positions=positions, partial=0.5),),
         tie_word_embeddings=hf.flag("tie_word_embeddings", True),
-        embedding_multiplier=float(torch.tensor(hidden**0.5, dtype=torch.bfloat16)),
+        embedding_multiplier=_bfloat16(hidden**0.5),
         logits_softcap=hf.number("logits_soft_cap", 30.0, positive=True),
         bos_token_id=hf.token_id("bos_token_id", 2, vocab_size=vocab_size),
         eos_token_ids=hf.token_ids("eos_token_id", 1, vocab_size=vocab_size),
         pad_token_id=hf.token_id("pad_token_id", 0, vocab_size=vocab_size),
     )
+
+
+def _bfloat16(number: float) -> float:
+    """The nearest number of bfloat16, of two the even one."""
+    bits = int(np.float32(number).view(np.uint32))
+    rounded = bits + 0x7FFF + (bits >> 16 & 1)
+    return float(np.uint32(rounded & 0xFFFF0000).view(np.float32))
 
 
 def _branch(prefix: str, branch: Mixer | Ffn) -> Sources:

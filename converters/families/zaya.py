@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from hybridtrt.converters.config import Block, LayerConfig, ModelConfig, RopeConfig
 from hybridtrt.converters.family import Family
@@ -22,6 +21,9 @@ from hybridtrt.converters.layouts import Decoder, experts
 from hybridtrt.converters.mixers import CcaConfig, Mixer
 from hybridtrt.converters.rope import read_rope
 from hybridtrt.converters.sources import Concat, Constant, DropAxis, Named, Read, Reshaped, Shape, Sources
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DECODER = Decoder()
 ROPES = {
@@ -44,10 +46,10 @@ class CarriedBias:
         yield f"{self.second}.bias", shape
         yield f"{self.second}.weight", (shape[0], self.group, self.width)
 
-    def pieces(self, read: Read) -> Iterator[torch.Tensor]:
+    def pieces(self, read: Read) -> Iterator[Tensor]:
         before = read(f"{self.first}.bias").float().unflatten(0, (-1, self.group))
         taps = read(f"{self.second}.weight").float().sum(-1).unflatten(0, (-1, self.group))
-        yield read(f"{self.second}.bias").float() + torch.einsum("goi,gi->go", taps, before).flatten()
+        yield read(f"{self.second}.bias").float() + (taps @ before.unsqueeze(2)).flatten()
 
 
 def _config(hf: HFConfig) -> ModelConfig:

@@ -1,17 +1,4 @@
-"""Matrices in panels, the layout that the C++ kernels stream through.
-
-A matrix `[N, K]` is cut into panels of 16 rows, the last one filled up with zeros. A panel holds all that the kernel
-reads for 16 outputs, in the order in which it reads it, and K is filled up with zeros to whole steps or groups:
-
-panel_float32: `[K][16]` float32
-panel_bfloat16: `[K / 2][16][2]` bfloat16
-panel_int8, panel_int4: for each group of K `[16]` scales in bfloat16, then `[K / 2P][16][2]` words of 16 bits. A word
-(q, n, i) holds the P = 2 or 4 numbers at k = 2Pq + i, 2Pq + 2 + i, ..., the first in its lowest bits, so that shifts
-make of a vector of words vectors of pairs, each a factor of a multiply-and-add of pairs. A value is its number times
-its scale. Group 0 is one group, the whole of K (int8 only).
-
-Matrices `[E, N, K]` of experts follow each other. All numbers are little-endian.
-"""
+"""Matrices of torch into panels (`panel_layout.py`) and back."""
 
 from __future__ import annotations
 
@@ -23,20 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-PANEL = 16
-PANEL_ROLES = {("linear", "weight"), ("experts", "up"), ("experts", "down")}  # operators and weights in panels
-GROUPS = {"panel_float32": (0,), "panel_bfloat16": (0,), "panel_int8": (0, 32, 64, 128), "panel_int4": (32, 64, 128)}
-STEPS = {"panel_float32": 1, "panel_bfloat16": 2, "panel_int8": 4, "panel_int4": 8}  # numbers of K read at once
+from hybridtrt.plugins.linear.panel_layout import PANEL, integer_bits, packed_bytes, padded_length, panel_bytes
+
 SLICE = 1 << 22  # numbers packed at once
 CLIPS = (1.0, 0.94, 0.88, 0.82, 1.07)  # of the largest number of a group, tried for 4 bits
 
 Bytes = NDArray[np.uint8]
-
-
-def packed_bytes(shape: Sequence[int], form: str, group: int = 0) -> int:
-    """Bytes of a matrix `[..., N, K]` in a panel format. Raises `ValueError` for a format or group there is not."""
-    *lead, n, k = shape
-    return math.prod(lead) * -(-n // PANEL) * _panel_bytes(k, form, group)
 
 
 def pack(matrix: Tensor, form: str, group: int = 0) -> Bytes:
@@ -46,13 +25,13 @@ def pack(matrix: Tensor, form: str, group: int = 0) -> Bytes:
     """
     *_, n, k = matrix.shape
     packed = np.empty(packed_bytes(matrix.shape, form, group), np.uint8)
-    panel_bytes, count = _panel_bytes(k, form, group), -(-n // PANEL)
+    panel_size, count = panel_bytes(k, form, group), -(-n // PANEL)
     at_once = max(1, SLICE // (PANEL * max(k, 1)))
     end = 0
     for each in matrix.detach().reshape(-1, n, k):
         for first in range(0, count, at_once):
             rows = each[first * PANEL : (first + at_once) * PANEL]
-            begin, end = end, end + -(-len(rows) // PANEL) * panel_bytes
+            begin, end = end, end + -(-len(rows) // PANEL) * panel_size
             packed[begin:end] = _pack_rows(rows, form, group)
     return packed
 
@@ -60,8 +39,7 @@ def pack(matrix: Tensor, form: str, group: int = 0) -> Bytes:
 def unpack(data: Bytes, form: str, shape: Sequence[int], group: int = 0) -> Tensor:
     """The matrix `shape` that the packed bytes stand for, exactly, as float32."""
     *lead, n, k = shape
-    panel_bytes = _panel_bytes(k, form, group)
-    panels = torch.from_numpy(np.ascontiguousarray(data)).reshape(-1, panel_bytes)
+    panels = torch.from_numpy(np.ascontiguousarray(data)).reshape(-1, panel_bytes(k, form, group))
     matrix = torch.empty(math.prod(lead), -(-n // PANEL), PANEL, k)
     flat = matrix.reshape(-1, PANEL, k)
     at_once = max(1, SLICE // (PANEL * max(k, 1)))
@@ -70,31 +48,10 @@ def unpack(data: Bytes, form: str, shape: Sequence[int], group: int = 0) -> Tens
     return matrix.flatten(1, 2)[:, :n].reshape(*lead, n, k).contiguous()
 
 
-def _padded(k: int, form: str, group: int) -> int:
-    step = group or STEPS[form]
-    return -(-k // step) * step
-
-
-def _panel_bytes(k: int, form: str, group: int) -> int:
-    if form not in GROUPS:
-        raise ValueError(f"{form} is not a panel format; there are {', '.join(GROUPS)}")
-    if group not in GROUPS[form]:
-        raise ValueError(f"group={group} is not one of {GROUPS[form]} that {form} can have")
-    padded = _padded(k, form, group)
-    if form in ("panel_float32", "panel_bfloat16"):
-        return PANEL * padded * (4 if form == "panel_float32" else 2)
-    numbers = PANEL * padded * _bits(form) // 8
-    return numbers + 2 * PANEL * (padded // group if group else 1)
-
-
-def _bits(form: str) -> int:
-    return 16 // (STEPS[form] // 2)
-
-
 def _pack_rows(rows: Tensor, form: str, group: int) -> Bytes:
     """Panels of rows `[n, K]`."""
     n, k = rows.shape
-    padding = (0, _padded(k, form, group) - k, 0, -n % PANEL)
+    padding = (0, padded_length(k, form, group) - k, 0, -n % PANEL)
     panels = torch.nn.functional.pad(rows, padding).unflatten(0, (-1, PANEL))  # [panels, 16, K]
     if form == "panel_float32":
         packed = panels.float().transpose(1, 2)
@@ -106,7 +63,7 @@ def _pack_rows(rows: Tensor, form: str, group: int) -> Bytes:
 
 
 def _pack_integers(panels: Tensor, form: str, group: int) -> Bytes:
-    bits = _bits(form)
+    bits = integer_bits(form)
     groups = panels.unflatten(2, (-1, group or panels.shape[2]))  # [panels, 16, groups, group]
     scales, numbers = _eight_bits(groups) if bits == 8 else _four_bits(groups)
     parts = numbers.to(torch.int32).bitwise_and_((1 << bits) - 1).unflatten(3, (-1, 16 // bits, 2))
@@ -160,8 +117,8 @@ def _unpack_panels(panels: Tensor, form: str, k: int, group: int) -> Tensor:
     if form == "panel_bfloat16":
         pairs: Tensor = panels.view(torch.bfloat16).unflatten(1, (-1, PANEL, 2))
         return pairs.transpose(1, 2).flatten(2)[..., :k].float()
-    bits = _bits(form)
-    groups = _padded(k, form, group) // group if group else 1
+    bits = integer_bits(form)
+    groups = padded_length(k, form, group) // group if group else 1
     streams = panels.reshape(len(panels), groups, -1)
     scales = streams[..., : 2 * PANEL].contiguous().view(torch.bfloat16).float().transpose(1, 2)  # [panels, 16, groups]
     words = streams[..., 2 * PANEL :].contiguous().view(torch.int16).unflatten(2, (-1, PANEL, 2)).to(torch.int32)

@@ -1,4 +1,4 @@
-// Products with matrices in panels (packing.py): y [M, N] = x [M, K] W^T.
+// Products with matrices in panels (panel_layout.py): y [M, N] = x [M, K] W^T.
 //
 // Rows of x are packed chunk by chunk of K, and within a chunk in tiles of up to ROWS rows: [K][rows] float32, or for
 // integer weights blocks of K, each [rows] scales and [block / 2][rows] pairs of int16, so that products are exact in

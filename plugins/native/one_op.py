@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hybridtrt.plugins.linear.packing import PANEL_ROLES, pack
+from hybridtrt.plugins.linear.packing import pack
+from hybridtrt.plugins.linear.panel_layout import PANEL_ROLES
 from hybridtrt.plugins.native.library import Node, Operand, Pool, Program, Weight
 from hybridtrt.plugins.ragged import Step
 from hybridtrt.plugins.spec import OpSpec, TensorSpec
