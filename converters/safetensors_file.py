@@ -48,8 +48,8 @@ def open_safetensors(path: Path, framework: str = "numpy") -> Any:
 
 
 def map_bytes(path: Path) -> dict[str, NDArray[np.uint8]]:
-    """The bytes of each tensor of a file that `open_safetensors` has found sound, mapped read-only."""
-    data = np.memmap(path, np.uint8, "r").view(np.ndarray)
+    """The bytes of each tensor of a file that `open_safetensors` has found sound, mapped; what is written there stays here."""
+    data = np.memmap(path, np.uint8, "c").view(np.ndarray)
     begin = 8 + int.from_bytes(data[:8].tobytes(), "little")
     header = json.loads(data[8:begin].tobytes())
     header.pop("__metadata__", None)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from checkpoints import tiny_checkpoint, tiny_text_checkpoint
 
 import hybridtrt
@@ -24,6 +25,7 @@ from hybridtrt.converters.describe import describe
 from hybridtrt.plugins.caches import DTYPE_BYTES, PageSpec, StateSpec
 from hybridtrt.runtime.load import load_runner, open_packed
 from hybridtrt.runtime.load_torch import unpacked
+from hybridtrt.runtime.tokenizer import load_tokenizer
 
 LIMITS = BuildConfig(max_batch_size=3, max_num_tokens=50, max_seq_len=200, tokens_per_block=16)
 MOST = {"max_batch_size": 4096, "max_num_tokens": 1 << 20, "max_seq_len": 1 << 24, "tokens_per_block": 4096}
@@ -49,17 +51,18 @@ def test_an_engine_is_its_checkpoint_with_limits(checkpoint: Path, tmp_path: Pat
     config = build(checkpoint, tmp_path / "engine", LIMITS)
     assert config == read_engine_config(tmp_path / "engine")
     assert config.build == LIMITS
-    written, source = files_of(tmp_path / "engine"), files_of(checkpoint)
+    written = files_of(tmp_path / "engine")
     program, weights = unpacked(config, open_packed(tmp_path / "engine", config))
     stored = load_checkpoint(checkpoint)
     assert weights.keys() == program.weights.keys()
     assert {name.split("@")[0] for name in weights} == stored.config.weight_table().keys()
     for name, tensor in weights.items():
         assert torch.equal(tensor, stored.tensor(name.split("@")[0]))
-    tokenizer = {name: data for name, data in source.items() if name.startswith("tokenizer/")}
-    assert tokenizer
-    assert written.keys() == {"config.json", "rank0.engine", *tokenizer}
-    assert tokenizer.items() <= written.items()
+    assert written.keys() == {"config.json", "rank0.engine", "tokenizer/tokenizer.json", "tokenizer/settings.json"}
+    tokenizer = load_tokenizer(tmp_path / "engine")
+    assert tokenizer is not None
+    oracle = transformers.AutoTokenizer.from_pretrained(checkpoint / "tokenizer")
+    assert list(tokenizer.encode("def main(): 日本<|eos|>")) == oracle.encode("def main(): 日本<|eos|>")
     data = json.loads(written["config.json"])
     assert data.keys() == {"version", "pretrained_config", "build_config"}
     assert (data["version"], data["build_config"]) == (hybridtrt.__version__, asdict(LIMITS) | {"exclude": []})
@@ -69,6 +72,13 @@ def test_an_engine_is_its_checkpoint_with_limits(checkpoint: Path, tmp_path: Pat
     shutil.rmtree(checkpoint / "tokenizer")
     build(checkpoint, tmp_path / "engine", LIMITS)
     assert files_of(tmp_path / "engine").keys() == {"config.json", "rank0.engine"}
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "tokenizer" / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match="the tokenizer cannot be loaded"):
+        build(checkpoint, tmp_path / "engine", LIMITS)
+    assert not (tmp_path / "engine").exists()
 
 
 def test_progress_counts_every_byte(checkpoint: Path, tmp_path: Path) -> None:
