@@ -48,7 +48,7 @@ def open_safetensors(path: Path, framework: str = "numpy") -> Any:
 
 
 def map_bytes(path: Path) -> dict[str, NDArray[np.uint8]]:
-    """The bytes of each tensor of a file that `open_safetensors` has found sound, mapped; what is written there stays here."""
+    """The bytes of each tensor, mapped, of a file that `open_safetensors` has found sound; the file is not written."""
     data = np.memmap(path, np.uint8, "c").view(np.ndarray)
     begin = 8 + int.from_bytes(data[:8].tobytes(), "little")
     header = json.loads(data[8:begin].tobytes())

@@ -242,4 +242,4 @@ def test_templates_stay_in_the_sandbox(template: str) -> None:
 
 def test_of_several_templates_the_default_is_kept() -> None:
     templates = {"default": TEMPLATES["tokens"], "tool_use": "tools"}
-    assert kept(byte_level(), templates).settings.chat_template == TEMPLATES["tokens"]  # type: ignore[arg-type]
+    assert kept(byte_level(), templates).settings.chat_template == TEMPLATES["tokens"]

@@ -94,7 +94,7 @@ def wrapped(tokenizer: Tokenizer, **options: Any) -> Any:
     )
 
 
-def kept(tokenizer: Tokenizer, chat_template: str | None = None, **options: Any) -> StoredTokenizer:
+def kept(tokenizer: Tokenizer, chat_template: str | dict[str, str] | None = None, **options: Any) -> StoredTokenizer:
     """The tokenizer as an engine keeps it."""
     from hybridtrt.build.hf_tokenizer import stored
 
