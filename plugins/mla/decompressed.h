@@ -14,6 +14,7 @@ HT_INLINE bool decompresses(const Operands& x, int64_t context, int64_t tokens) 
   return tokens > 1 && here < tokens * expand + pairs * (2 * x.rank + x.rope);
 }
 
+namespace {
 // Of one head: up as panels, some latents, and all keys without rope beside their values.
 struct Expansion {
   static constexpr int64_t BLOCK = 96;  // latents that are expanded together
@@ -70,6 +71,7 @@ struct Expansion {
       }
   }
 };
+}  // namespace
 
 // The rows of which `decompresses` is true. Every thread calls it.
 static void attend_decompressed(const Step& step, const Call& call, Team& team, const Operands& x) {

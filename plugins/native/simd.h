@@ -109,20 +109,31 @@ HT_INLINE vf vsqrt(vf x) {
 #endif
 }
 
-// Sum and maximum of the lanes, always in the same order.
-HT_INLINE float sum(vf v) {
+// The lanes folded in halves, always in the same order.
+template <class F>
+HT_INLINE float fold(vf v, F with) {
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+  const __m256 half = with(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+#else
+  const __m256 half = (__m256)v;
+#endif
+  const __m128 four = with(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  const __m128 two = with(four, _mm_movehl_ps(four, four));
+  return with(two, _mm_movehdup_ps(two))[0];
+#else
   float x[LANES];
   store(x, v);
   for (int n = LANES / 2; n; n /= 2)
-    for (int i = 0; i < n; ++i) x[i] += x[i + n];
+    for (int i = 0; i < n; ++i) x[i] = with(x[i], x[i + n]);
   return x[0];
+#endif
+}
+HT_INLINE float sum(vf v) {
+  return fold(v, [](auto a, auto b) __attribute__((always_inline)) { return a + b; });
 }
 HT_INLINE float largest(vf v) {
-  float x[LANES];
-  store(x, v);
-  for (int n = LANES / 2; n; n /= 2)
-    for (int i = 0; i < n; ++i) x[i] = x[i] > x[i + n] ? x[i] : x[i + n];
-  return x[0];
+  return fold(v, [](auto a, auto b) __attribute__((always_inline)) { return a > b ? a : b; });
 }
 
 // 16-bit numbers.

@@ -58,15 +58,6 @@ HT_INLINE const float* group(const Row& row, int64_t g) {
   return g + 1 < row.groups ? row.logits + g * GROUP : row.last;
 }
 
-// As largest(), whose loop some compilers leave to the stack where a vector has 16 lanes.
-HT_INLINE float largest_lane(vf v) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_max_ps((__m512)v);
-#else
-  return largest(v);
-#endif
-}
-
 // The largest logit, and of each group; NaN if the row holds one.
 static float find_maxima(const Row& row, float* maxima) {
   vi strange = {};
@@ -80,7 +71,7 @@ static float find_maxima(const Row& row, float* maxima) {
       strange |= v != v;
       most = vmax(most, v);
     }
-    maxima[g] = largest_lane(most);
+    maxima[g] = largest(most);
     best = maxima[g] > best ? maxima[g] : best;
   }
   for (int i = 0; i < LANES; ++i)
