@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from hybridtrt.build.engine import CONFIG_FILE, ENGINE_FILE, TOKENIZER, BuildConfig, EngineConfig, is_engine
 from hybridtrt.build.hf_tokenizer import read_tokenizer
 from hybridtrt.build.packed_tensors import write_packed
+from hybridtrt.build.tactics import Tuned
 from hybridtrt.converters.checkpoint import load_checkpoint
 from hybridtrt.converters.replacing import replacing
 from hybridtrt.converters.safetensors_writer import Progress
@@ -24,11 +27,12 @@ def build(
     out_dir: str | Path,
     build_config: BuildConfig,
     progress: Progress = lambda done, total: None,
+    tune: Callable[[EngineConfig, Path], Tuned | None] | None = None,
 ) -> EngineConfig:
     """Write the engine of a checkpoint to `out_dir` and return its config.
 
-    `progress` is called with the bytes written and the bytes in all. Raises `ValueError` for a checkpoint or limits
-    that do not fit.
+    `progress` is called with the bytes written and the bytes in all, `tune` (a `Tuner`) afterwards with the config and
+    the file of weights. Raises `ValueError` for a checkpoint or limits that do not fit.
     """
     checkpoint_dir, out_dir = Path(checkpoint_dir), Path(out_dir).absolute()
     checkpoint = load_checkpoint(checkpoint_dir)
@@ -42,6 +46,8 @@ def build(
         raise ValueError(f"{out_dir}: holds the checkpoint itself ({checkpoint_dir})")
     with replacing(out_dir, is_engine) as folder:
         write_packed(folder / ENGINE_FILE, weights, checkpoint.tensor, progress)
+        if tune is not None:
+            config = replace(config, tuned=tune(config, folder / ENGINE_FILE))
         text = json.dumps(config.to_dict(), indent=2, allow_nan=False)
         (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
         if tokenizer is not None:

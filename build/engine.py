@@ -14,6 +14,7 @@ import hybridtrt
 from hybridtrt.build.lowering import LoweredProgram, StoredAs, lower
 from hybridtrt.build.network import build_program
 from hybridtrt.build.packed_file import stored_bytes
+from hybridtrt.build.tactics import Tuned
 from hybridtrt.converters.config import DTYPES, ModelConfig
 from hybridtrt.converters.memory import MemoryPlan, PoolLimits, cache_memory, plan_memory, stored_as
 from hybridtrt.plugins.caches import CacheSpec
@@ -88,10 +89,11 @@ class BuildConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """`config.json` of an engine: `{version, pretrained_config, build_config}`."""
+    """`config.json` of an engine: `{version, pretrained_config, build_config}`, and `tactics` where it was tuned."""
 
     model: ModelConfig
     build: BuildConfig
+    tuned: Tuned | None = None
 
     def caches(self) -> list[CacheSpec]:
         """The model's caches in the dtypes that the engine keeps them in."""
@@ -135,6 +137,7 @@ class EngineConfig:
             "version": hybridtrt.__version__,
             "pretrained_config": self.model.to_dict(),
             "build_config": asdict(self.build),
+            **({} if self.tuned is None else {"tactics": self.tuned.to_dict()}),
         }
 
     @classmethod
@@ -148,7 +151,11 @@ class EngineConfig:
                 "build it again from its checkpoint"
             )
         try:
-            return cls(ModelConfig.from_dict(data["pretrained_config"]), BuildConfig(**data["build_config"]))
+            return cls(
+                ModelConfig.from_dict(data["pretrained_config"]),
+                BuildConfig(**data["build_config"]),
+                Tuned.from_dict(data["tactics"]) if "tactics" in data else None,
+            )
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
 

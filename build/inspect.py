@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridtrt.build.engine import BuildConfig, is_engine, read_engine_config
+from hybridtrt.build.tactics import Tuned
 from hybridtrt.converters.checkpoint import is_checkpoint, load_checkpoint
 from hybridtrt.converters.describe import Summary, describe, render
 from hybridtrt.converters.memory import GroupPool, MemoryPlan
@@ -22,6 +23,7 @@ class Report:
     summary: Summary
     build_config: BuildConfig | None = None
     memory: MemoryPlan | None = None
+    tuned: Tuned | None = None
     decode_flops: int = 0  # of one token at batch 1, without attention to the past
     decode_bytes: int = 0
 
@@ -32,6 +34,8 @@ class Report:
             data["build_config"] = asdict(self.build_config)
             data["memory"] = {**asdict(self.memory), "total_bytes": self.memory.total_bytes}
             data["decode"] = {"flops_per_token": self.decode_flops, "bytes_per_token": self.decode_bytes}
+            if self.tuned is not None:
+                data["tactics"] = self.tuned.to_dict()
         return data
 
     def render(self) -> str:
@@ -45,6 +49,7 @@ class Report:
                 f"stored), pages {self.memory.page_bytes:,}, states {self.memory.state_bytes:,} in "
                 f"{self.memory.num_slots:,} slots",
                 *(_pages(name, pool) for name, pool in self.memory.groups.items()),
+                f"kernel tactics        {'the defaults' if self.tuned is None else self.tuned.render()}",
                 f"one decoded token     {self.decode_flops:,} operations, {self.decode_bytes:,} bytes read and written",
             ]
         return "\n".join(lines)
@@ -70,6 +75,7 @@ def inspect(folder: str | Path) -> Report:
             describe(config.model, config.caches()),
             config.build,
             config.memory(),
+            config.tuned,
             sum(program.flops(node, load) for node in program.nodes),
             sum(program.bytes_moved(node, load) for node in program.nodes),
         )

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridtrt.build.lowering import LoweredProgram, PackedWeight, Window
+from hybridtrt.build.tactics import Tuned
 from hybridtrt.plugins.caches import PageSpec
 from hybridtrt.plugins.native.library import Node, Operand, Pool, Program, Weight
 from hybridtrt.plugins.program import Program as ProgramSpec
@@ -39,8 +40,8 @@ class CpuRunner:
     """A `Runner` on the C++ executor.
 
     `program` is what was lowered; `lower` gives the form of it that keeps the named values readable; `weights` the
-    bytes of each packed weight. `isa` None takes the widest instruction set of this machine. `poison` fills working
-    memory with NaN before every step.
+    bytes of each packed weight. `isa` None takes the widest instruction set of this machine, `tuned` None the
+    default tactics. `poison` fills working memory with NaN before every step.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class CpuRunner:
         info: RunnerInfo,
         threads: int,
         isa: str | None = None,
+        tuned: Tuned | None = None,
         poison: bool = False,
     ) -> None:
         self._info = info
         self._spec = program
         self._lower, self._weights = lower, weights
         self._options = (threads, isa, poison)
+        self._tuned = tuned
         self._pools: dict[str, Pool] = {}
         self._pages: dict[str, list[Pool]] = {group: [] for group in info.num_pages}
         self._states: list[Pool] = []
@@ -180,7 +183,8 @@ class CpuRunner:
             return None
         if isinstance(weight, tuple):
             return Weight(np.array(weight, np.float32).view(np.uint8), "float32", (len(weight),))
-        return Weight(self._weights[weight.name], weight.stored.format, weight.shape, weight.stored.group)
+        tactics = () if self._tuned is None else self._tuned.indices(weight)
+        return Weight(self._weights[weight.name], weight.stored.format, weight.shape, weight.stored.group, tactics)
 
 
 def _operand(window: Window, lowered: LoweredProgram) -> Operand:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hybridtrt.build.engine import ENGINE_FILE, EngineConfig, read_engine_config
 from hybridtrt.build.packed_file import PackedFile
+from hybridtrt.build.tactics import Machine, Tuned
 from hybridtrt.converters.memory import cache_memory
 from hybridtrt.plugins.native.library import load_library
 from hybridtrt.plugins.program import Program
@@ -134,10 +135,19 @@ def make_runner(config: EngineConfig, packed: PackedFile, info: RunnerInfo, opti
             log.warning("%s: running on torch, which is slower", error)
             walker = "torch"
         else:
-            return CpuRunner(config.program(), config.lowered, packed.data, info, threads, options.isa)
+            tuned = tuned_for(config, Machine.here(threads, options.isa))
+            return CpuRunner(config.program(), config.lowered, packed.data, info, threads, options.isa, tuned)
     from hybridtrt.runtime.load_torch import make_torch_runner  # here, so that the kernels run without torch
 
     return make_torch_runner(config, packed, info, threads, walker)
+
+
+def tuned_for(config: EngineConfig, machine: Machine) -> Tuned | None:
+    """The engine's tactics, if they are this machine's."""
+    if config.tuned is None or config.tuned.machine == machine:
+        return config.tuned
+    log.debug("tactics measured on %s are not used on %s", config.tuned.machine, machine)
+    return None
 
 
 def _check_memory(info: RunnerInfo) -> None:

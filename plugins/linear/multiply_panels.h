@@ -8,16 +8,16 @@ namespace HT_ISA {
 
 constexpr int64_t WIDE = -1;  // beside the formats: integers that were widened
 
-template <int64_t FORMAT, int COUNT>
+template <int64_t FORMAT, bool STREAMED, int COUNT>
 static void multiply_part(const Part& p) {
   vf sums[COUNT][VECTORS] = {};
   if (!p.first)
     for (int m = 0; m < COUNT; ++m) __builtin_prefetch(p.y + m * p.y_stride, 1);
-  if constexpr (FORMAT == PANEL_F32) multiply_f32(p, sums);
-  if constexpr (FORMAT == PANEL_BF16) multiply_bf16(p, sums);
-  if constexpr (FORMAT == PANEL_I8) multiply_words<8>(p, sums);
-  if constexpr (FORMAT == PANEL_I4) multiply_words<4>(p, sums);
-  if constexpr (FORMAT == WIDE) multiply_wide(p, sums);
+  if constexpr (FORMAT == PANEL_F32) multiply_f32<STREAMED>(p, sums);
+  if constexpr (FORMAT == PANEL_BF16) multiply_bf16<STREAMED>(p, sums);
+  if constexpr (FORMAT == PANEL_I8) multiply_words<STREAMED, 8>(p, sums);
+  if constexpr (FORMAT == PANEL_I4) multiply_words<STREAMED, 4>(p, sums);
+  if constexpr (FORMAT == WIDE) multiply_wide<STREAMED>(p, sums);
   for (int v = 0; v < VECTORS; ++v) {
     const int64_t left = p.columns - v * LANES, n = left < 0 ? 0 : lesser(left, LANES);
     vf bias = {};
@@ -38,33 +38,35 @@ static void multiply_part(const Part& p) {
 
 using PartKernel = void (*)(const Part&);
 
-template <int64_t FORMAT, int MOST>
+template <int64_t FORMAT, bool STREAMED>
 HT_INLINE PartKernel part_kernel(int64_t rows) {
   switch (rows) {
 #define CASE(n) \
-  case n: return multiply_part<FORMAT, n <= MOST ? n : 1>;
+  case n: return multiply_part<FORMAT, STREAMED, n <= ROWS ? n : 1>;
     CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE
   }
   __builtin_unreachable();
 }
+template <bool STREAMED>
 HT_INLINE PartKernel part_kernel(int64_t format, int64_t rows) {
   switch (format) {
-    case PANEL_F32: return part_kernel<PANEL_F32, ROWS>(rows);
-    case PANEL_BF16: return part_kernel<PANEL_BF16, ROWS>(rows);
-    case PANEL_I8: return part_kernel<PANEL_I8, ROWS>(rows);
-    case PANEL_I4: return part_kernel<PANEL_I4, ROWS>(rows);
-    default: return part_kernel<WIDE, ROWS>(rows);
+    case PANEL_F32: return part_kernel<PANEL_F32, STREAMED>(rows);
+    case PANEL_BF16: return part_kernel<PANEL_BF16, STREAMED>(rows);
+    case PANEL_I8: return part_kernel<PANEL_I8, STREAMED>(rows);
+    case PANEL_I4: return part_kernel<PANEL_I4, STREAMED>(rows);
+    default: return part_kernel<WIDE, STREAMED>(rows);
   }
 }
 
 // The columns of these panels of y [rows, n], for packed rows.
 static void multiply_panels(const Matrix& w, Range panels, const float* packed, int64_t rows, float* y,
                             int64_t y_stride, const float* bias) {
+  const Tactic& tactic = tactic_of(w, rows);
   const int64_t k = padded_k(w), bytes = panel_bytes(w), tiles = tiles_of(rows), chunk_width = packed_width(w, CHUNK);
   const bool integers = !is_float(w.format);
   const bool many = w.format == PANEL_BF16 ? (rows + tiles - 1) / tiles > ROWS_BF16 : integers;
-  const bool widened = tiles > 1 && many;
+  const bool widened = tiles > 1 && many && !tactic.as_stored;
   const int64_t format = !widened ? w.format : integers ? WIDE : PANEL_F32;
   const int64_t head = integers && !w.group ? 2 * PANEL : 0;  // scales of the whole of K
   Matrix chunk = w;
@@ -72,11 +74,12 @@ static void multiply_panels(const Matrix& w, Range panels, const float* packed, 
   const int64_t chunk_bytes = panel_bytes(chunk) - head;
   Part part{nullptr, nullptr, nullptr, 0, nullptr, 0, block_of(w), w.group, nullptr, y_stride, 0, false, nullptr};
   Wide wide;
-  const int64_t at_once = IN_CACHE / (packed_width(w) * 4 * ROWS) + 1;
+  const int64_t at_once = tactic.in_cache / (packed_width(w) * 4 * ROWS) + 1;
   for (int64_t tile0 = 0; tile0 < tiles; tile0 += at_once) {
     const int64_t tile1 = lesser(tile0 + at_once, tiles);
     // The chunk after this one is prefetched by the first tiles, each its share.
-    const int64_t spread = lesser(tile1 - tile0, 8), ahead = tile1 - tile0 == 1 ? AHEAD : chunk_bytes;
+    const int64_t spread = lesser(tile1 - tile0, tactic.spread);
+    const int64_t ahead = tile1 - tile0 == 1 ? tactic.ahead : chunk_bytes;
     const int64_t steps = CHUNK / (format == WIDE ? 2 : step_of(format));
     for (int64_t p = panels.begin; p < panels.end; ++p) {
       const int64_t n = p * PANEL;
@@ -102,7 +105,8 @@ static void multiply_panels(const Matrix& w, Range panels, const float* packed, 
           part.y = y + first * y_stride + n;
           part.next = from + (turn < spread ? ahead + turn * chunk_bytes / spread : 0);
           part.next_step = turn < spread ? lesser(chunk_bytes / (spread * steps), 4 * PANEL) : 0;
-          part_kernel(format, tile_begin(rows, tile + 1) - first)(part);
+          const int64_t count = tile_begin(rows, tile + 1) - first;
+          (tactic.streamed ? part_kernel<true>(format, count) : part_kernel<false>(format, count))(part);
         }
       }
     }

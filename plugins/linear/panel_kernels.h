@@ -42,12 +42,18 @@ struct Part {
   const float* bias;   // with the last chunk
 };
 
-template <int COUNT>
+// Weights are read once a step: streamed, they are kept from where they would drive out what is read again.
+template <bool STREAMED>
+HT_INLINE void prefetch(const char* p) {
+  __builtin_prefetch(p, 0, STREAMED ? 0 : 3);
+}
+
+template <bool STREAMED, int COUNT>
 HT_INLINE void multiply_f32(const Part& p, vf (&sums)[COUNT][VECTORS]) {
   const float *w = reinterpret_cast<const float*>(p.w), *x = p.x;
   const char* next = p.next;
   for (int64_t k = 0; k < p.k; ++k, w += PANEL, x += COUNT, next += p.next_step) {
-    __builtin_prefetch(next);
+    prefetch<STREAMED>(next);
     vf v[VECTORS];
     for (int i = 0; i < VECTORS; ++i) v[i] = load(w + i * LANES);
     for (int m = 0; m < COUNT; ++m)
@@ -55,12 +61,12 @@ HT_INLINE void multiply_f32(const Part& p, vf (&sums)[COUNT][VECTORS]) {
   }
 }
 
-template <int COUNT>
+template <bool STREAMED, int COUNT>
 HT_INLINE void multiply_bf16(const Part& p, vf (&sums)[COUNT][VECTORS]) {
   const float *w = reinterpret_cast<const float*>(p.w), *x = p.x;
   const char* next = p.next;
   for (int64_t k = 0; k < p.k; k += 2, w += PANEL, x += 2 * COUNT, next += p.next_step) {
-    __builtin_prefetch(next);
+    prefetch<STREAMED>(next);
     vf even[VECTORS], odd[VECTORS];
     for (int i = 0; i < VECTORS; ++i) even[i] = (vf)((vu)load(w + i * LANES) << 16);
     for (int m = 0; m < COUNT; ++m)
@@ -82,7 +88,7 @@ HT_INLINE vw load_words(const char* p) { return (vw)load(reinterpret_cast<const 
 HT_INLINE vf load_scales(const char* p, int v) { return load_bf16(reinterpret_cast<const uint16_t*>(p) + v * LANES); }
 
 // With few rows: each word is read once.
-template <int BITS, int COUNT>
+template <bool STREAMED, int BITS, int COUNT>
 HT_INLINE void multiply_words(const Part& p, vf (&y)[COUNT][VECTORS]) {
   constexpr int PAIRS = 16 / BITS;  // in a step
   const char *w = p.w, *next = p.next, *scales = p.scales;
@@ -94,7 +100,7 @@ HT_INLINE void multiply_words(const Part& p, vf (&y)[COUNT][VECTORS]) {
     x += COUNT;
     vi sums[COUNT][VECTORS] = {};
     for (int64_t i = 0; i < steps; ++i, w += 4 * PANEL, next += p.next_step, x += PAIRS * COUNT) {
-      __builtin_prefetch(next);
+      prefetch<STREAMED>(next);
       vw words[VECTORS];
       for (int v = 0; v < VECTORS; ++v) words[v] = load_words(w + v * LANES * 4);
       for (int j = 0; j < PAIRS; ++j)
@@ -151,7 +157,7 @@ static void widen_words(Wide& wide, const Part& p) {
   }
 }
 
-template <int COUNT>
+template <bool STREAMED, int COUNT>
 HT_INLINE void multiply_wide(const Part& p, vf (&y)[COUNT][VECTORS]) {
   const Wide& wide = *reinterpret_cast<const Wide*>(p.w);
   const int16_t* w = wide.pairs[0];
@@ -163,7 +169,7 @@ HT_INLINE void multiply_wide(const Part& p, vf (&y)[COUNT][VECTORS]) {
     x += COUNT;
     vi sums[COUNT][VECTORS] = {};
     for (int64_t i = 0; i < pairs; ++i, w += 2 * PANEL, x += COUNT, next += p.next_step) {
-      __builtin_prefetch(next);
+      prefetch<STREAMED>(next);
       vw words[VECTORS];
       for (int v = 0; v < VECTORS; ++v) words[v] = load_words(reinterpret_cast<const char*>(w + v * 2 * LANES));
       for (int m = 0; m < COUNT; ++m)

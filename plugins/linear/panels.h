@@ -15,8 +15,6 @@ constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 ? 6 : 3;  // of a tile: its s
 constexpr int ROWS_BF16 = LANES == 8 ? 4 : ROWS;             // with more, bfloat16 takes too many registers
 constexpr int64_t CHUNK = 256;                               // of K, in which sums begin anew; whole blocks
 constexpr int64_t BLOCK = 128;                               // of K: integers with one scale for the whole of K
-constexpr int64_t AHEAD = 2048;                              // bytes between what is read and what is prefetched
-constexpr int64_t IN_CACHE = 4 << 20;                        // bytes of packed rows that are passed over for each panel
 
 typedef int16_t vw __attribute__((vector_size(LANES * 4)));  // pairs
 
@@ -24,6 +22,7 @@ typedef int16_t vw __attribute__((vector_size(LANES * 4)));  // pairs
 struct Matrix {
   const char* data;
   int64_t format, n, k, group;
+  const int64_t* tactics;  // for each range of rows
 };
 
 HT_INLINE bool is_float(int64_t format) { return format == PANEL_F32 || format == PANEL_BF16; }
@@ -44,10 +43,12 @@ HT_INLINE int64_t panel_bytes(const Matrix& w) {
 }
 // Matrix e of several that follow each other.
 HT_INLINE Matrix matrix_of(const Weight& w, int64_t e = 0) {
-  Matrix m{static_cast<const char*>(w.data), w.format, w.dims[w.rank - 2], w.dims[w.rank - 1], w.group};
+  Matrix m{static_cast<const char*>(w.data), w.format, w.dims[w.rank - 2], w.dims[w.rank - 1], w.group, w.tactics};
   m.data += e * panels_of(m) * panel_bytes(m);
   return m;
 }
+
+HT_INLINE const Tactic& tactic_of(const Matrix& w, int64_t rows) { return TACTICS[w.tactics[range_of(rows)]]; }
 
 HT_INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 

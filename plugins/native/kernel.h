@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tactics.h"
+
 #define HT_INLINE static inline __attribute__((always_inline))
 
 namespace hybridtrt {
@@ -25,6 +27,7 @@ struct Tensor {
 struct Weight {
   const void* data;
   int64_t format, group, rank, dims[3];  // group: numbers along the last axis that share a scale, 0: the whole axis
+  int64_t tactics[TACTIC_RANGES];        // of products with it, by their rows
 };
 
 // A pool, [pages or slots, ...].

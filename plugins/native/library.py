@@ -28,6 +28,7 @@ FORMATS = {
     "panel_int8": 18,
     "panel_int4": 19,
 }
+TACTIC_RANGES = 5  # of the rows of a product, as in tactics.h
 SPACES = ("T", "R", "input_ids", "positions", "output", "external_T", "external_R")
 
 
@@ -43,7 +44,14 @@ class _Operand(Structure):
 
 
 class _Weight(Structure):
-    _fields_ = [("data", c_void_p), ("format", c_int64), ("group", c_int64), ("rank", c_int64), ("dims", c_int64 * 3)]
+    _fields_ = [
+        ("data", c_void_p),
+        ("format", c_int64),
+        ("group", c_int64),
+        ("rank", c_int64),
+        ("dims", c_int64 * 3),
+        ("tactics", c_int64 * TACTIC_RANGES),
+    ]
 
 
 class _Cache(Structure):
@@ -117,12 +125,16 @@ class Operand:
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight in memory: `data` holds the bytes of a `FORMATS` layout of `shape`."""
+    """A weight in memory: `data` holds the bytes of a `FORMATS` layout of `shape`.
+
+    `tactics` has one of `tactic_names` for each range of rows of a product with it, as its index; () is the defaults.
+    """
 
     data: NDArray[np.uint8]
     format: str
     shape: tuple[int, ...]
     group: int = 0
+    tactics: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -285,7 +297,8 @@ def _weight(weight: Weight | None) -> _Weight:
     if weight is None:
         return _Weight()
     shape = (c_int64 * 3)(*weight.shape)
-    return _Weight(weight.data.ctypes.data, FORMATS[weight.format], weight.group, len(weight.shape), shape)
+    tactics = (c_int64 * TACTIC_RANGES)(*weight.tactics)
+    return _Weight(weight.data.ctypes.data, FORMATS[weight.format], weight.group, len(weight.shape), shape, tactics)
 
 
 def _cache(pool: Pool) -> _Cache:

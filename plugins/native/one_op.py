@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hybridtrt.plugins.linear.packing import pack
 from hybridtrt.plugins.linear.panel_layout import PANEL_ROLES
-from hybridtrt.plugins.native.library import Node, Operand, Pool, Program, Weight
+from hybridtrt.plugins.native.library import TACTIC_RANGES, Node, Operand, Pool, Program, Weight
 from hybridtrt.plugins.ragged import Step
 from hybridtrt.plugins.spec import OpSpec, TensorSpec
 from hybridtrt.plugins.step import StepBatch
@@ -37,11 +37,13 @@ def run_one(
     threads: int = 1,
     panel: str = "panel_float32",
     group: int | str = 0,
+    tactic: int = 0,
     **named: Any,
 ) -> Any:
     """Run one operator; matrices that have panels are packed as `panel`. Caches are updated in place.
 
-    `group` is the attribute of that name where it is one, and otherwise the numbers that share a scale.
+    `group` is the attribute of that name where it is one, and otherwise the numbers that share a scale. `tactic` is the
+    index of one that products go by, whatever their rows.
 
     Raises `ValueError` for an input that has not a row a token, and `AssertionError` where the kernel wrote beside its
     output.
@@ -74,7 +76,7 @@ def run_one(
         if value is None:
             return None
         if packs[role]:
-            return Weight(pack(value, panel, size), panel, tuple(value.shape), size)
+            return Weight(pack(value, panel, size), panel, tuple(value.shape), size, (tactic,) * TACTIC_RANGES)
         return Weight(value.detach().float().contiguous().view(torch.uint8).numpy(), "float32", tuple(value.shape))
 
     def pool(value: Tensor) -> Pool:

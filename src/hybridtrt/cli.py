@@ -94,6 +94,16 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="PATTERN",
         help="matrices that stay as the checkpoint has them, such as lm_head.weight or layers.0.*; may be repeated",
     )
+    one.add_argument(
+        "--tune",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="measure on this machine which kernels are the fastest, with as many threads as a run takes",
+    )
+    one.add_argument("--tune-seconds", type=float, default=10.0, help="time for it, about")
+    one.add_argument(
+        "--timing-cache", type=Path, metavar="FILE", help="what was measured before (hybridtrt/timing.json of the user)"
+    )
 
     one = add(commands.inspect)
     one.add_argument("path", type=Path, help="model folder, checkpoint or engine")

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hybridtrt.build.tuning import Tuner
     from hybridtrt.runtime.limits import Limits
 
 
@@ -83,13 +84,23 @@ def build(args: argparse.Namespace) -> int:
     if limits.state_dtype == "float16":
         print("warning: states in float16 overflow beyond 65504; bfloat16 takes as little memory", file=sys.stderr)
     with byte_progress("build") as progress:
-        config = build(args.checkpoint, args.output, limits, progress)
+        config = build(args.checkpoint, args.output, limits, progress, _tuner(args) if args.tune else None)
     if args.json:
         _print_json(asdict(config.build))
     else:
         print(", ".join(f"{name} {value}" for name, value in asdict(config.build).items() if value not in (None, ())))
         print(f"engine {args.output}")
     return 0
+
+
+def _tuner(args: argparse.Namespace) -> Tuner:
+    from hybridtrt.build.timing_cache import TimingCache, default_cache_file
+    from hybridtrt.build.tuning import Tuner
+    from hybridtrt.progress import stage_progress
+    from hybridtrt.runtime.load import default_threads
+
+    cache = TimingCache(args.timing_cache or default_cache_file())
+    return Tuner(default_threads(), args.tune_seconds, cache, stage_progress("tune"))
 
 
 def inspect(args: argparse.Namespace) -> int:

@@ -50,6 +50,6 @@ def stage_progress(label: str) -> Callable[[str], None]:
     started = time.monotonic()
 
     def show(stage: str) -> None:
-        print(f"{label}: {stage} ({time.monotonic() - started:.0f} s)", file=sys.stderr, flush=True)
+        tqdm.write(f"{label}: {stage} ({time.monotonic() - started:.0f} s)", file=sys.stderr)  # beside a bar
 
     return show
