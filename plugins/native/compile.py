@@ -22,6 +22,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOMS = HERE.parent
 LIBRARY = "_cpu.so"
+COMPILED_ONCE = (  # the other sources once for each instruction set
+    *(HERE / f"{name}.cpp" for name in ("executor", "isa", "measure_limits", "tactics", "team")),
+    ROOMS / "sample/entry.cpp",
+)
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt")
 X86 = {
     "base": (),
@@ -58,8 +62,7 @@ def compile_library(output: Path, objects: Path, sanitize: bool = False, jobs: i
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     flags = [*COMMON, *(["-DHT_X86"] if x86 else []), *(SANITIZE if sanitize else [])]
     kernels = [HERE / "kernels.cpp", HERE / "limits.cpp", *sorted(ROOMS.glob("*/cpu.cpp"))]
-    entries = (HERE / "executor.cpp", HERE / "measure_limits.cpp", ROOMS / "sample/entry.cpp")
-    units = [(source, ["-pthread"]) for source in entries]
+    units = [(source, ["-pthread"]) for source in COMPILED_ONCE]
     for isa, extra in (X86 if x86 else {"base": ()}).items():
         units += [(source, [f"-DHT_ISA={isa}", "-fno-exceptions", *extra]) for source in kernels]
     version = _run([*compiler, "--version"])

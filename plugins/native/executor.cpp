@@ -3,25 +3,15 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <string>
 #include <thread>
 #include <vector>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
-#include "kernel.h"
-
-#define HT_API __attribute__((visibility("default")))
+#include "isa.h"
+#include "team.h"
 
 namespace hybridtrt {
 
@@ -43,131 +33,6 @@ namespace avx512 {
 extern const Kernel TABLE[];
 }
 #endif
-
-enum Isa { BASE = 0, AVX2 = 1, AVX512 = 2 };
-
-static bool supported(int isa) {
-  if (isa == BASE) return true;
-#if defined(HT_X86)
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");  // f16c comes with avx2
-  if (isa == AVX2) return avx2;
-  if (isa == AVX512)
-    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni");
-#endif
-  return false;
-}
-
-static const Kernel* table(int isa) {
-#if defined(HT_X86)
-  if (isa == AVX2) return avx2::TABLE;
-  if (isa == AVX512) return avx512::TABLE;
-#endif
-  return base::TABLE;
-}
-
-static void pause() {
-#if defined(__x86_64__)
-  _mm_pause();
-#endif
-}
-
-// Memory that only grows; what was in it is lost when it does.
-struct Buffer {
-  char* data = nullptr;
-  size_t bytes = 0;
-
-  Buffer() = default;
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { std::free(data); }
-
-  char* at_least(size_t wanted) {
-    if (wanted > bytes) {
-      constexpr size_t huge = 1 << 21;
-      const size_t alignment = wanted >= huge ? huge : 64;
-      wanted = (wanted + alignment - 1) / alignment * alignment;
-      std::free(data);
-      data = static_cast<char*>(std::aligned_alloc(alignment, wanted));
-      if (!data) {
-        bytes = 0;
-        throw std::bad_alloc();
-      }
-#if defined(__linux__)
-      if (alignment == huge) madvise(data, wanted, MADV_HUGEPAGE);
-#endif
-      bytes = wanted;
-    }
-    return data;
-  }
-};
-
-constexpr int SPINS = 4096;  // before a waiting thread gives its core away: some tens of microseconds
-
-struct Shared {
-  explicit Shared(int threads) : threads(threads), scratch(size_t(threads)) {}
-
-  const int threads;
-  std::atomic<int> arrived{0};
-  std::atomic<uint64_t> round{0};
-  std::atomic<int64_t> counters[3] = {{0}, {0}, {0}};
-  std::vector<Buffer> scratch;
-  Buffer workspace;
-  bool poison = false;
-};
-
-void team_wait(Team& team) {
-  Shared& s = *team.shared;
-  if (team.size == 1) return;
-  const uint64_t round = s.round.load(std::memory_order_relaxed);
-  if (s.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == team.size) {
-    s.arrived.store(0, std::memory_order_relaxed);
-    s.round.store(round + 1, std::memory_order_release);
-    return;
-  }
-  for (int spins = 0; s.round.load(std::memory_order_acquire) == round; ++spins) {
-    if (spins < SPINS)
-      pause();
-    else
-      std::this_thread::yield();
-  }
-}
-
-static void fill_nan(char* data, size_t bytes) {
-  std::fill_n(reinterpret_cast<float*>(data), bytes / 4, std::numeric_limits<float>::quiet_NaN());
-}
-
-void* team_scratch(Team& team, size_t bytes) {
-  Buffer& buffer = team.shared->scratch[size_t(team.rank)];
-  buffer.at_least(bytes);
-  if (team.shared->poison) fill_nan(buffer.data, buffer.bytes);
-  return buffer.data;
-}
-
-void* team_workspace(Team& team, size_t bytes) {
-  Shared& s = *team.shared;
-  if (bytes > team.workspace_bytes || s.poison) {
-    team_wait(team);
-    if (team.rank == 0) {
-      s.workspace.at_least(bytes);
-      if (s.poison) fill_nan(s.workspace.data, s.workspace.bytes);
-    }
-    team.workspace_bytes = std::max(team.workspace_bytes, bytes);
-    team_wait(team);
-  }
-  return s.workspace.data;
-}
-
-int64_t team_take(Team& team) { return team.shared->counters[team.turns % 3].fetch_add(1, std::memory_order_relaxed); }
-
-void team_finish(Team& team) {
-  team_wait(team);
-  // Nobody counts here again before the threads have met twice more.
-  if (team.rank == 0) team.shared->counters[team.turns % 3].store(0, std::memory_order_relaxed);
-  ++team.turns;
-}
 
 // In the order of SPACES in library.py.
 enum Space : int64_t { TOKENS, LOGIT_ROWS, INPUT_IDS, POSITIONS, OUTPUT, EXTERNAL_TOKENS, EXTERNAL_LOGIT_ROWS };
@@ -335,16 +200,6 @@ struct Program {
 
 extern "C" {
 
-// The name of tactic i, null beyond the last, and whether it is worth trying for a range of rows.
-HT_API const char* ht_tactic(int64_t i) { return i < NUM_TACTICS ? TACTICS[i].name : nullptr; }
-HT_API int ht_worth_trying(int64_t i, int64_t range) { return TACTICS[i].first <= range && range <= TACTICS[i].last; }
-// The range of a number of rows, and the number that stands for a range.
-HT_API int64_t ht_range_of(int64_t rows) { return range_of(rows); }
-HT_API int64_t ht_typical_rows(int64_t range) { return TYPICAL_ROWS[range]; }
-
-// 1 if this machine runs the instruction set and the library holds it.
-HT_API int ht_supported(int64_t isa) { return supported(int(isa)); }
-
 // A program of copies of the nodes; weights and caches stay the caller's. Null, with a message, where that fails.
 HT_API Program* ht_create(const HtOptions* options, const HtNode* nodes, int64_t count, char* message,
                           int64_t message_bytes) {
@@ -353,8 +208,9 @@ HT_API Program* ht_create(const HtOptions* options, const HtNode* nodes, int64_t
     message[message_bytes - 1] = 0;
     return nullptr;
   };
-  if (!supported(int(options->isa)))
+  if (!ht_supported(options->isa))
     return fail("this machine does not run instruction set " + std::to_string(options->isa));
+  const Kernel* table = HT_OF_ISA(options->isa, TABLE);
   try {
     std::vector<Node> built;
     for (int64_t i = 0; i < count; ++i) {
@@ -362,7 +218,7 @@ HT_API Program* ht_create(const HtOptions* options, const HtNode* nodes, int64_t
       const auto* name = std::find_if(NAMES, NAMES + NUM_KERNELS, [&](const char* x) { return !std::strcmp(x, n.op); });
       if (name == NAMES + NUM_KERNELS) return fail(std::string("there is no kernel of op ") + n.op);
       Node node{};
-      node.kernel = table(int(options->isa))[name - NAMES];
+      node.kernel = table[name - NAMES];
       node.weights.assign(n.weights, n.weights + n.num_weights);
       node.caches.assign(n.caches, n.caches + n.num_caches);
       node.attributes.assign(n.attributes, n.attributes + n.num_attributes);

@@ -12,13 +12,10 @@
 #include <thread>
 #include <vector>
 
+#include "isa.h"
 #include "limits.h"
 
-#define HT_API __attribute__((visibility("default")))
-
 namespace hybridtrt {
-
-extern "C" int ht_supported(int64_t isa);
 
 using Clock = std::chrono::steady_clock;
 constexpr double READ_BIN = 5e-3;   // seconds; shorter ones may see bursts that memory does not keep up
@@ -27,14 +24,6 @@ constexpr double SECONDS = 0.25;    // for each of the two
 constexpr int64_t CHUNK = 1 << 16;  // bytes read between two looks at the clock
 constexpr int64_t TURNS = 1 << 12;  // of multiplying and adding, the same
 constexpr size_t LEAST_BYTES = 128 << 20, MOST_BYTES = size_t(2) << 30;
-
-static const Loops* loops(int64_t isa) {
-#if defined(HT_X86)
-  if (isa == 1) return &avx2::LOOPS;
-  if (isa == 2) return &avx512::LOOPS;
-#endif
-  return isa == 0 ? &base::LOOPS : nullptr;
-}
 
 struct Rates {
   double best, median;  // calls a second of all threads
@@ -90,7 +79,7 @@ static size_t cache_bytes() {
 extern "C" HT_API int ht_limits(int64_t threads, int64_t isa, double* out) {
   if (!ht_supported(isa) || threads < 1) return -1;
   try {
-    const Loops& loop = *loops(isa);
+    const Loops& loop = HT_OF_ISA(isa, LOOPS);
     constexpr size_t huge = 1 << 21;
     const size_t bytes = std::min(std::max(LEAST_BYTES, 4 * cache_bytes()), MOST_BYTES) / huge * huge;
     const size_t unread = (cache_bytes() / huge + 1) * huge;  // written last, and so what is cached at first

@@ -2,22 +2,11 @@
 #include <new>
 #include <vector>
 
+#include "isa.h"
 #include "philox.h"
 #include "sampler.h"
 
-#define HT_API __attribute__((visibility("default")))
-
 namespace hybridtrt {
-
-extern "C" int ht_supported(int64_t isa);
-
-static const Sampler& sampler(int64_t isa) {
-#if defined(HT_X86)
-  if (isa == 1) return avx2::SAMPLER;
-  if (isa == 2) return avx512::SAMPLER;
-#endif
-  return base::SAMPLER;
-}
 
 // Kept between calls: fresh pages would cost more than the work on them.
 static void* scratch(size_t bytes) {
@@ -42,7 +31,7 @@ struct HtSampleRow {
 HT_API int ht_sample(int64_t isa, const float* logits, int64_t vocab, HtSampleRow* rows, int64_t num_rows) {
   if (!ht_supported(isa)) return -1;
   try {
-    const Sampler& one = sampler(isa);
+    const Sampler& one = HT_OF_ISA(isa, SAMPLER);
     void* memory = scratch(one.scratch_bytes(vocab));
     for (int64_t i = 0; i < num_rows; ++i) {
       HtSampleRow& row = rows[i];
@@ -62,7 +51,7 @@ HT_API int ht_sample(int64_t isa, const float* logits, int64_t vocab, HtSampleRo
 HT_API int ht_log_normalizer(int64_t isa, const float* logits, int64_t vocab, double* result) {
   if (!ht_supported(isa)) return -1;
   try {
-    const Sampler& one = sampler(isa);
+    const Sampler& one = HT_OF_ISA(isa, SAMPLER);
     *result = one.log_normalizer(logits, vocab, scratch(one.scratch_bytes(vocab)));
     return 0;
   } catch (const std::bad_alloc&) {
