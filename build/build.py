@@ -12,6 +12,7 @@ from hybridtrt.build.hf_tokenizer import read_tokenizer
 from hybridtrt.build.packed_tensors import write_packed
 from hybridtrt.build.tactics import Tuned
 from hybridtrt.converters.checkpoint import load_checkpoint
+from hybridtrt.converters.ffns import MoeConfig
 from hybridtrt.converters.replacing import replacing
 from hybridtrt.converters.safetensors_writer import Progress
 
@@ -39,6 +40,11 @@ def build(
     positions = checkpoint.config.max_length
     if build_config.max_seq_len > positions:
         raise ValueError(f"max_seq_len={build_config.max_seq_len} exceeds the model's {positions} positions")
+    experts = any(isinstance(branch, MoeConfig) for layer in checkpoint.config.layers for branch in layer.branches())
+    if build_config.moe_capacity_factor is not None and not experts:
+        raise ValueError(
+            f"moe_capacity_factor={build_config.moe_capacity_factor}: there are no experts in {checkpoint_dir}"
+        )
     config = EngineConfig(checkpoint.config, build_config)
     weights = config.lowered().packed_weights()
     tokenizer = None if checkpoint.tokenizer_dir is None else read_tokenizer(checkpoint.tokenizer_dir)

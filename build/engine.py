@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import hybridtrt
+from hybridtrt.build.capacity import Capacity
 from hybridtrt.build.lowering import LoweredProgram, StoredAs, lower
 from hybridtrt.build.network import build_program
 from hybridtrt.build.packed_file import stored_bytes
@@ -18,6 +19,7 @@ from hybridtrt.build.tactics import Tuned
 from hybridtrt.converters.config import DTYPES, ModelConfig
 from hybridtrt.converters.memory import MemoryPlan, PoolLimits, cache_memory, plan_memory, stored_as
 from hybridtrt.plugins.caches import CacheSpec
+from hybridtrt.plugins.capacity import OVERFLOWS
 from hybridtrt.plugins.program import Program
 
 CONFIG_FILE = "config.json"
@@ -40,6 +42,9 @@ class BuildConfig:
     int8 and int4 have a scale for every `group_size` numbers of an output, 0 for all of them. Matrices whose names
     match a pattern of `exclude` stay as the checkpoint has them, and so do embeddings, routers, norms, convolutions, A
     and dt always.
+
+    `moe_capacity_factor` bounds the tokens that an expert takes in a step, and `moe_overflow` says what becomes of the
+    others (`Capacity`); None: no bound, as the model was trained. With a bound results depend on the batch.
     """
 
     target: str = "cpu"
@@ -52,6 +57,8 @@ class BuildConfig:
     weights: str | None = None
     group_size: int | None = None
     exclude: tuple[str, ...] = ()
+    moe_capacity_factor: float | None = None
+    moe_overflow: str | None = None
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
@@ -72,6 +79,10 @@ class BuildConfig:
         if self.group_size is None and sizes:
             object.__setattr__(self, "group_size", sizes[0])
         object.__setattr__(self, "exclude", tuple(self.exclude))
+        if self.moe_capacity_factor is None and self.moe_overflow is not None:
+            raise ValueError(f"moe_overflow={self.moe_overflow!r} without moe_capacity_factor: no expert overflows")
+        if self.capacity is not None:
+            object.__setattr__(self, "moe_overflow", self.capacity.overflow)
         for name, value, most in (
             ("max_batch_size", self.max_batch_size, 4096),
             ("max_num_tokens", self.max_num_tokens, 1 << 20),
@@ -85,6 +96,13 @@ class BuildConfig:
                 f"max_num_tokens={self.max_num_tokens} is less than max_batch_size={self.max_batch_size}: "
                 "a step could not hold one token of every sequence"
             )
+
+    @property
+    def capacity(self) -> Capacity | None:
+        """The bound of the experts."""
+        if self.moe_capacity_factor is None:
+            return None
+        return Capacity(self.moe_capacity_factor, self.moe_overflow or OVERFLOWS[0])
 
 
 @dataclass(frozen=True)
@@ -101,7 +119,7 @@ class EngineConfig:
 
     def program(self) -> Program:
         """The network over these caches."""
-        return build_program(self.model, self.caches())
+        return build_program(self.model, self.caches(), self.build.capacity)
 
     def stored(self, name: str) -> StoredAs:
         """The format of a matrix in panels, by its name."""

@@ -60,7 +60,7 @@ class Window:
 
 @dataclass
 class Buffer:
-    """`width` numbers a row; `rows` is "T" or "R". `offset` says where it lies in the arena, in numbers a row."""
+    """`width` numbers a row; `rows` as `TensorSpec.rows`. `offset`: where it lies in the arena, in numbers a row."""
 
     rows: str
     width: int
@@ -99,6 +99,7 @@ class LoweredProgram:
     output: str = ""  # the buffer of the logits, outside the arena
     token_width: int = 0  # numbers of the arena a token
     logits_width: int = 0  # and a row of logits
+    step_width: int = 0  # and a step
 
     def packed_weights(self) -> dict[str, PackedWeight]:
         """All weights by name."""
@@ -141,6 +142,7 @@ def lower(program: Program, choose: Choose, keep: Collection[str] = ()) -> Lower
     kept = {window.buffer for window in lowered.windows.values()}
     lowered.token_width = _lay_out(lowered, "T", kept)
     lowered.logits_width = _lay_out(lowered, "R", kept)
+    lowered.step_width = _lay_out(lowered, "1", kept)
     return lowered
 
 
@@ -184,7 +186,7 @@ def _windows(
     computing: list[Node] = []
 
     def dims(name: str) -> tuple[int, ...]:
-        return tuple(int(dim) for dim in program.values[name].shape[1:])
+        return program.values[name].row_shape
 
     def place(name: str, window: Window) -> None:
         windows[name] = window
@@ -205,8 +207,8 @@ def _windows(
             if all(last[value] <= i for value in values) and not values & {*keep, *program.outputs}:
                 place(node.outputs[0], Window(free, 0, dims(node.outputs[0])))
                 continue
-        rows = str(program.values[node.outputs[0]].shape[0])
         if isinstance(node, _Merged):
+            rows = program.values[node.outputs[0]].rows
             buffers[node.name] = Buffer(rows, sum(math.prod(dims(output)) for output in node.outputs))
             column = 0
             for output in node.outputs:
@@ -214,7 +216,7 @@ def _windows(
                 column += windows[output].width
         else:
             for output in node.outputs:
-                buffers[output] = Buffer(rows, math.prod(dims(output)))
+                buffers[output] = Buffer(program.values[output].rows, math.prod(dims(output)))
                 place(output, Window(output, 0, dims(output)))
     return computing, windows
 

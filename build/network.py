@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hybridtrt.build.capacity import Capacity
 from hybridtrt.build.ffns import FFNS
 from hybridtrt.build.mixers import MIXERS
 from hybridtrt.build.scope import Scope
@@ -14,10 +15,12 @@ from hybridtrt.plugins.program import Program
 from hybridtrt.plugins.spec import TensorSpec
 
 
-def build_program(config: ModelConfig, caches: Iterable[CacheSpec] | None = None) -> Program:
+def build_program(
+    config: ModelConfig, caches: Iterable[CacheSpec] | None = None, capacity: Capacity | None = None
+) -> Program:
     """All operator calls from token ids `[T]` to `logits` `[R, vocab]`.
 
-    `caches` are the model's in other dtypes than its own. Raises `ValueError`, naming the node, where the description
+    `caches` are the model's in other dtypes than its own; `capacity` bounds its experts. Raises `ValueError`, naming the node, where the description
     does not fit together.
     """
     program = Program(
@@ -27,7 +30,7 @@ def build_program(config: ModelConfig, caches: Iterable[CacheSpec] | None = None
         },
         caches={spec.name: spec for spec in (config.caches() if caches is None else caches)},
     )
-    scope = Scope(program, "", config.norm_eps)
+    scope = Scope(program, "", config.norm_eps, capacity=capacity)
     ids = program.add_input("input_ids", TensorSpec(("T",), "int32"))
     positions = program.add_input("positions", TensorSpec(("T",), "int32"))
     (x,) = program.call("embedding", "embedding", ids, weights={"weight": "embedding.weight"})

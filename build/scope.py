@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hybridtrt.build.capacity import Capacity
 from hybridtrt.plugins.program import Program
 
 
@@ -13,13 +14,14 @@ class Scope:
     """Thin front of a `Program`. Operands are values (names in the program); weights are named relative to `prefix`.
 
     Where layers share weights, `weights_prefix` takes its place for weights; nodes, caches and low-rank adapters stay
-    those of the layer.
+    those of the layer. `capacity` is that of the experts, None: they take all.
     """
 
     program: Program
     prefix: str
     norm_eps: float
     weights_prefix: str | None = None
+    capacity: Capacity | None = None
 
     def path(self, name: str) -> str:
         return f"{self.prefix}.{name}" if self.prefix else name

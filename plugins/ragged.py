@@ -65,6 +65,14 @@ class Step:
         return torch.repeat_interleave(torch.arange(self.num_sequences), self.lengths)
 
     @cached_property
+    def real_tokens(self) -> Tensor:
+        """Whether each token's row has a slot or a page, `[T]`: padding has none. Where no row has, all are real."""
+        held = self.state_dst != 0
+        for table in self.block_tables.values():
+            held = held | (table != 0).any(1)
+        return (held if held.any() else ~held)[self.token_rows]
+
+    @cached_property
     def single_rows(self) -> Tensor:
         """Rows of one token: decode tokens, and prefill chunks that happen to be that short."""
         return torch.nonzero(self.lengths == 1).flatten()

@@ -11,6 +11,7 @@ from hybridtrt.plugins.spec import OpSpec
 
 ROOMS = (
     "attention",
+    "capacity",
     "causal_conv",
     "embedding",
     "experts",

@@ -17,6 +17,16 @@ class TensorSpec:
     shape: Shape
     dtype: str = "float32"
 
+    @property
+    def rows(self) -> str:
+        """What a value has a row for: "T", "R", or "1" where it is one row in a step of any size."""
+        return self.shape[0] if isinstance(self.shape[0], str) else "1"
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The dimensions of one row."""
+        return tuple(int(dim) for dim in (self.shape if self.rows == "1" else self.shape[1:]))
+
 
 @dataclass(frozen=True)
 class Load:

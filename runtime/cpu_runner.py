@@ -149,8 +149,10 @@ class CpuRunner:
                 kept[name] = logits
                 continue
             values = program.value(_operand(window, lowered), batch.num_tokens, rows, lowered.token_width)
-            whole = self._spec.values[name].dtype != "float32"  # in the arena as int32
-            kept[name] = values.view(np.int32).astype(np.float32) if whole else values
+            spec = self._spec.values[name]
+            whole = spec.dtype != "float32"  # in the arena as int32
+            values = values.view(np.int32).astype(np.float32) if whole else values
+            kept[name] = values[0] if spec.rows == "1" else values
         return kept
 
     def close(self) -> None:
@@ -176,7 +178,7 @@ class CpuRunner:
             for node in lowered.nodes
         ]
         widths = (lowered.token_width, lowered.logits_width)
-        return lowered, Program(nodes, *widths, lowered.groups, threads, isa, poison)
+        return lowered, Program(nodes, *widths, lowered.groups, threads, isa, poison, lowered.step_width)
 
     def _weight(self, weight: PackedWeight | tuple[float, ...] | None) -> Weight | None:
         if weight is None:

@@ -39,14 +39,16 @@ def moe(scope: Scope, x: str, config: MoeConfig) -> str:
 
 
 def _route(scope: Scope, x: str, config: MoeConfig) -> tuple[str, ...]:
-    """Weights and numbers of the chosen experts, `[T, k]` each."""
+    """Weights and numbers of the experts that take each token, `[T, k]` each."""
     router = config.router
     bias = {"selection_bias": scope.weight("router.selection_bias")} if router.selection_bias else {}
     if config.router_mlp is None:
         logits = scope.linear(x, "router")
     else:
         logits = router_mlp(scope.inner("router"), x, config.router_mlp)
-    return scope.program.call(
+    bound = scope.capacity
+    ranked = {} if bound is None else {"num_ranked": bound.num_ranked(config)}
+    routing = scope.program.call(
         "router",
         scope.path("routing"),
         logits,
@@ -60,4 +62,9 @@ def _route(scope: Scope, x: str, config: MoeConfig) -> tuple[str, ...]:
         top_groups=router.top_groups,
         group_score=router.group_score,
         jitter_eps=router.jitter_eps,
+        **ranked,
     )
+    if bound is None:
+        return routing
+    limits = {"top_k": config.top_k, "num_experts": config.num_experts}
+    return scope.call("capacity", "capacity", *routing, **limits, factor=bound.factor, overflow=bound.overflow)[:2]

@@ -35,7 +35,17 @@ extern const Kernel TABLE[];
 #endif
 
 // In the order of SPACES in library.py.
-enum Space : int64_t { TOKENS, LOGIT_ROWS, INPUT_IDS, POSITIONS, OUTPUT, EXTERNAL_TOKENS, EXTERNAL_LOGIT_ROWS };
+enum Space : int64_t {
+  TOKENS,
+  LOGIT_ROWS,
+  ONE_ROW,
+  INPUT_IDS,
+  POSITIONS,
+  OUTPUT,
+  EXTERNAL_TOKENS,
+  EXTERNAL_LOGIT_ROWS,
+  EXTERNAL_ONE_ROW
+};
 
 extern "C" {
 
@@ -55,7 +65,8 @@ struct HtNode {
 };
 
 struct HtOptions {
-  int64_t threads, isa, poison, token_width, logits_width;  // widths: numbers of the arena for each row of either kind
+  // widths: numbers of the arena for each row of either kind, and for any step
+  int64_t threads, isa, poison, token_width, logits_width, step_width;
 };
 }
 
@@ -123,12 +134,15 @@ struct Program {
 
   void bind(const HtOperand& o, Tensor& t) {
     const bool of_logits = o.space == LOGIT_ROWS || o.space == OUTPUT || o.space == EXTERNAL_LOGIT_ROWS;
-    t.rows = of_logits ? step.num_logits : step.num_tokens;
+    const bool single = o.space == ONE_ROW || o.space == EXTERNAL_ONE_ROW;
+    t.rows = single ? 1 : of_logits ? step.num_logits : step.num_tokens;
     t.row_stride = o.row_stride;
     t.rank = o.rank;
     std::copy(o.dims, o.dims + 3, t.dims);
-    float* tokens = reinterpret_cast<float*>(arena.data);
+    float* single_rows = reinterpret_cast<float*>(arena.data);
+    float* tokens = single_rows + options.step_width;
     switch (o.space) {
+      case ONE_ROW: t.data = single_rows + o.offset + o.column; break;
       case TOKENS: t.data = tokens + o.offset * step.num_tokens + o.column; break;
       case LOGIT_ROWS:
         t.data = tokens + options.token_width * step.num_tokens + o.offset * step.num_logits + o.column;
@@ -154,7 +168,8 @@ struct Program {
   void run(const Step& batch, float* logits) {
     step = batch;
     output = logits;
-    const int64_t numbers = options.token_width * step.num_tokens + options.logits_width * step.num_logits;
+    const int64_t numbers =
+        options.step_width + options.token_width * step.num_tokens + options.logits_width * step.num_logits;
     arena.at_least(size_t(std::max<int64_t>(numbers, 1)) * 4);
     if (shared.poison) fill_nan(arena.data, arena.bytes);
     token_rows.resize(size_t(step.num_tokens));
@@ -231,7 +246,7 @@ HT_API Program* ht_create(const HtOptions* options, const HtNode* nodes, int64_t
       all.insert(all.end(), nodes[i].outputs, nodes[i].outputs + nodes[i].num_outputs);
     }
     for (size_t i = 0; i < program->operands.size(); ++i)
-      if (const int64_t space = program->operands[i].space; space != TOKENS && space != LOGIT_ROWS)
+      if (program->operands[i].space > ONE_ROW)
         program->outside.push_back(i);
     program->tensors.resize(program->operands.size());
     program->nodes = std::move(built);

@@ -16,7 +16,7 @@ namespace hybridtrt {
 // How numbers are stored. PANEL_* are the layouts of plugins/linear/panel_layout.py.
 enum Format : int64_t { F32 = 0, BF16 = 1, F16 = 2, PANEL_F32 = 16, PANEL_BF16 = 17, PANEL_I8 = 18, PANEL_I4 = 19 };
 
-// A value [rows, dims...] of float32 (of int32: token ids, positions, expert numbers). One row's numbers lie together;
+// A value [rows, dims...] of float32 (of int32: token ids, positions, expert numbers, counts). One row's numbers lie together;
 // from row to row it is row_stride numbers.
 struct Tensor {
   void* data;
@@ -38,7 +38,7 @@ struct Cache {
 
 // The step contract (plugins/step.py); block table i is that of page group i, [num_sequences, table_widths[i]].
 struct Step {
-  int64_t num_tokens, num_sequences, num_logits;
+  int64_t num_tokens, num_sequences, num_logits, num_tables;
   const int32_t *input_ids, *positions, *cu_seqlens, *context_lens, *state_src, *state_dst, *logits_indices;
   const int32_t* const* block_tables;
   const int64_t* table_widths;

@@ -29,7 +29,7 @@ FORMATS = {
     "panel_int4": 19,
 }
 TACTIC_RANGES = 5  # of the rows of a product, as in tactics.h
-SPACES = ("T", "R", "input_ids", "positions", "output", "external_T", "external_R")
+SPACES = ("T", "R", "1", "input_ids", "positions", "output", "external_T", "external_R", "external_1")
 
 
 class _Operand(Structure):
@@ -81,6 +81,7 @@ class _Options(Structure):
         ("poison", c_int64),
         ("token_width", c_int64),
         ("logits_width", c_int64),
+        ("step_width", c_int64),
     ]
 
 
@@ -100,6 +101,7 @@ class _Step(Structure):
         ("num_tokens", c_int64),
         ("num_sequences", c_int64),
         ("num_logits", c_int64),
+        ("num_tables", c_int64),
         *((name, c_void_p) for name in _STEP_ARRAYS),
         ("block_tables", POINTER(c_void_p)),
         ("table_widths", POINTER(c_int64)),
@@ -112,7 +114,7 @@ class Operand:
     """A value as a window of the arena: `space` is one of `SPACES`, numbers are counted in float32.
 
     In a step of n rows the buffer begins at n * offset and has `row_stride` numbers a row, of which the window begins
-    at `column` and has the given dimensions (without the rows). The `external` spaces are memory of the caller, and
+    at `column` and has the given dimensions (without the rows). Space "1" has one row in any step. The `external` spaces are memory of the caller, and
     the offset is its address.
     """
 
@@ -195,8 +197,8 @@ def supported_isas() -> tuple[str, ...]:
 class Program:
     """Nodes that run together in one call a step.
 
-    `token_width` and `logits_width` are the numbers of the arena for each token and each row that wants logits; page
-    group `i` of the step is `groups[i]`. With `poison` the arena and all scratch memory are NaN wherever nothing has
+    `token_width` and `logits_width` are the numbers of the arena for each token and each row that wants logits, and
+    `step_width` those of a step of any size; page group `i` of the step is `groups[i]`. With `poison` the arena and all scratch memory are NaN wherever nothing has
     written yet, which tests use. Raises `ValueError` for an instruction set that this machine does not run.
     """
 
@@ -209,6 +211,7 @@ class Program:
         threads: int,
         isa: str | None = None,
         poison: bool = False,
+        step_width: int = 0,
     ) -> None:
         self._handle = None
         self._kept: list[object] = [nodes]  # whose memory the program uses
@@ -222,7 +225,8 @@ class Program:
         self.seconds = 0.0  # of the last step
         self._groups = tuple(groups)
         self._num_nodes = len(nodes)
-        options = _Options(threads, ISAS.index(isa), poison, token_width, logits_width)
+        self._step_width = step_width
+        options = _Options(threads, ISAS.index(isa), poison, token_width, logits_width, step_width)
         message = ctypes.create_string_buffer(500)
         array = (_Node * len(nodes))(*(_node(node) for node in nodes))
         self._handle = self._library.ht_create(byref(options), array, len(nodes), message, len(message))
@@ -240,6 +244,7 @@ class Program:
             batch.num_tokens,
             batch.num_sequences,
             len(logits),
+            len(tables),
             *places[: len(_STEP_ARRAYS)],
             (c_void_p * len(tables))(*places[len(_STEP_ARRAYS) :]),
             (c_int64 * len(tables))(*(table.shape[1] for table in tables)),
@@ -253,8 +258,9 @@ class Program:
 
     def value(self, operand: Operand, tokens: int, rows: int, token_width: int) -> NDArray[np.float32]:
         """A copy of a value after a step of `tokens` tokens and `rows` rows of logits."""
-        count = tokens if operand.space == "T" else rows
-        start = operand.offset * count + (0 if operand.space == "T" else token_width * tokens)
+        before = {"1": 0, "T": self._step_width, "R": self._step_width + token_width * tokens}
+        count = {"1": 1, "T": tokens, "R": rows}[operand.space]
+        start = before[operand.space] + operand.offset * count
         address = self._library.ht_arena(self._handle) + 4 * start
         raw = np.ctypeslib.as_array(ctypes.cast(address, POINTER(ctypes.c_float)), (count, operand.row_stride))
         width = int(np.prod(operand.dims, dtype=int))

@@ -102,14 +102,14 @@ def run_one(
     results = spec.infer(specs, given, known)
     outputs, arrays = [], []
     for result in results:
-        dims = tuple(int(dim) for dim in result.shape[1:])
-        rows = step.num_tokens if result.shape[0] == "T" else len(step.logits_indices)
+        dims = result.row_shape
+        rows = {"T": step.num_tokens, "R": len(step.logits_indices), "1": 1}[result.rows]
         dtype = np.int32 if result.dtype.startswith("int") else np.float32
         wide = np.zeros((rows, math.prod(dims) + GAP), dtype)
         wide[:] = -7
-        place = external(wide, str(result.shape[0]))
+        place = external(wide, result.rows)
         outputs.append(Operand(place.space, place.offset, place.column, place.row_stride, dims))
-        arrays.append((wide, dims))
+        arrays.append((wide, result))
     node = Node(
         op=spec.name,
         inputs=tuple(operand(x) for x in inputs),
@@ -118,17 +118,18 @@ def run_one(
         caches=tuple(pool(named[role]) for role in spec.caches),
         attributes=tuple(numbers),
     )
-    groups = [named["group"]] if "group" in spec.attributes else []
+    groups = [named["group"]] if "group" in spec.attributes else list(step.block_tables)
     program = Program([node], 0, 0, groups, threads, os.environ.get("HYBRIDTRT_ISA"), poison=True)
     program.step(_batch(step), 1)
     program.close()
     found = []
-    for wide, dims in arrays:
-        width = math.prod(dims)
+    for wide, result in arrays:
+        width = math.prod(result.row_shape)
         beside = np.delete(wide, np.s_[1 : 1 + width], axis=1)
         assert (beside == -7).all(), f"{spec.name} wrote beside its output"
-        values = torch.from_numpy(wide[:, 1 : 1 + width].reshape(len(wide), *dims).copy())
-        found.append(values.long() if wide.dtype == np.int32 else values)
+        shape = result.row_shape if result.rows == "1" else (len(wide), *result.row_shape)
+        values = torch.from_numpy(wide[:, 1 : 1 + width].reshape(shape).copy())
+        found.append(values.to(getattr(torch, result.dtype)))
     return found[0] if len(found) == 1 else tuple(found)
 
 

@@ -28,7 +28,9 @@ def _infer(
         size = int(experts) // groups
         fits = 1 <= chosen <= groups and top_k <= chosen * size and (score == "max" or size > 1)
         require(fits, f"top_k={top_k} from {chosen} of {groups} groups of {size} by {score}")
-    return [TensorSpec((tokens, top_k)), TensorSpec((tokens, top_k), "int64")]
+    ranked, most = attributes.get("num_ranked", top_k), int(experts) // groups * attributes.get("top_groups", 1)
+    require(top_k <= ranked <= most, f"num_ranked={ranked} is not in {top_k}..{most}")
+    return [TensorSpec((tokens, ranked)), TensorSpec((tokens, ranked), "int64")]
 
 
 SPECS = (
@@ -46,6 +48,7 @@ SPECS = (
             "top_groups",
             "group_score",
             "jitter_eps",
+            "num_ranked",
         ),
         infer=_infer,
         flops=per_element(4),

@@ -1,4 +1,4 @@
-// The best k experts of each token and their weights. Among equals the expert of the lower number comes first.
+// The best experts of each token and their weights. Among equals the expert of the lower number comes first.
 #include "elementwise.h"
 #include "vector_math.h"
 
@@ -9,7 +9,7 @@ enum Scoring { SOFTMAX, SOFTMAX_TOPK, SIGMOID_SCORES, SPARSEMIXER };
 enum GroupScore { TOP2, BEST };
 
 struct Rule {
-  int64_t experts, top_k, groups, top_groups;
+  int64_t experts, top_k, ranked, groups, top_groups;
   Scoring scoring;
   GroupScore group_score;
   bool renormalize;
@@ -87,10 +87,10 @@ static void keep_groups(const Rule& rule, float* preference, float* merits, int3
       for (int64_t i = 0; i < size; ++i) preference[g * size + i] = -__builtin_inff();
 }
 
-// The weight of each chosen expert: its softmax over the logits then left that are near it.
+// The weight of each ranked expert: its softmax over the logits then left that are near it.
 static void sparsemixer(const Rule& rule, const float* logits, float* left, float* weights, const int32_t* chosen) {
   memcpy(left, logits, size_t(rule.experts) * 4);
-  for (int64_t k = 0; k < rule.top_k; ++k) {
+  for (int64_t k = 0; k < rule.ranked; ++k) {
     const float most = logits[chosen[k]];
     float total = 0.f;
     for (int64_t i = 0; i < rule.experts; ++i) {
@@ -112,7 +112,7 @@ struct Scratch {
 static void route(const Rule& rule, const float* logits, float* weights, int32_t* chosen, const Scratch& s) {
   if (rule.scoring == SPARSEMIXER) {
     memcpy(s.preference, logits, size_t(rule.experts) * 4);
-    best_of(chosen, rule.top_k, s.preference, s.taken, rule.experts);
+    best_of(chosen, rule.ranked, s.preference, s.taken, rule.experts);
     sparsemixer(rule, logits, s.preference, weights, chosen);
   } else {
     if (rule.scoring == SOFTMAX)
@@ -127,9 +127,13 @@ static void route(const Rule& rule, const float* logits, float* weights, int32_t
     if (rule.selection_bias)
       map2(s.preference, s.scores, rule.selection_bias, rule.experts, [](vf a, vf b) { return a + b; });
     if (rule.groups > 1) keep_groups(rule, s.preference, s.merits, s.groups, s.taken);
-    best_of(chosen, rule.top_k, s.preference, s.taken, rule.experts);
-    for (int64_t k = 0; k < rule.top_k; ++k) weights[k] = s.scores[chosen[k]];
-    if (rule.scoring == SOFTMAX_TOPK) softmax(weights, weights, rule.top_k);
+    best_of(chosen, rule.ranked, s.preference, s.taken, rule.experts);
+    for (int64_t k = 0; k < rule.ranked; ++k) weights[k] = s.scores[chosen[k]];
+    if (rule.scoring == SOFTMAX_TOPK) {
+      softmax(weights, weights, rule.top_k);
+      const float first = s.scores[chosen[0]];  // the largest; the rest by the same sum
+      for (int64_t k = rule.top_k; k < rule.ranked; ++k) weights[k] = weights[0] * exp1(weights[k] - first);
+    }
   }
   float by = rule.scaling;
   if (rule.renormalize) {
@@ -137,7 +141,7 @@ static void route(const Rule& rule, const float* logits, float* weights, int32_t
     for (int64_t k = 0; k < rule.top_k; ++k) total += weights[k];
     by /= total + rule.renormalize_eps;
   }
-  for (int64_t k = 0; k < rule.top_k; ++k) weights[k] *= by;
+  for (int64_t k = 0; k < rule.ranked; ++k) weights[k] *= by;
 }
 
 void router(const Step&, const Call& call, Team& team) {
@@ -145,6 +149,7 @@ void router(const Step&, const Call& call, Team& team) {
   const int64_t experts = logits.dims[0];
   const Rule rule{experts,
                   int64_t(call.attributes[0]),
+                  call.outputs[0].dims[0],
                   int64_t(attribute(call, 5, 1)),
                   int64_t(attribute(call, 6, 1)),
                   Scoring(int(call.attributes[1])),

@@ -105,6 +105,15 @@ def make_parser() -> argparse.ArgumentParser:
         "--timing-cache", type=Path, metavar="FILE", help="what was measured before (hybridtrt/timing.json of the user)"
     )
 
+    one.add_argument(
+        "--moe-capacity-factor",
+        type=float,
+        help="an expert takes this times tokens * top_k / experts of a step; by default all. Results depend on the batch",
+    )
+    one.add_argument(
+        "--moe-overflow", help="where the others go: drop (default: past that expert) or next_best (to the next one)"
+    )
+
     one = add(commands.inspect)
     one.add_argument("path", type=Path, help="model folder, checkpoint or engine")
 

@@ -76,7 +76,8 @@ def build(args: argparse.Namespace) -> int:
     from hybridtrt.progress import byte_progress
 
     sizes = ("max_batch_size", "max_num_tokens", "max_seq_len", "tokens_per_block")
-    names = ("target", *sizes, "state_dtype", "kv_cache_dtype", "weights", "group_size", "exclude")
+    formats = ("state_dtype", "kv_cache_dtype", "weights", "group_size", "exclude")
+    names = ("target", *sizes, *formats, "moe_capacity_factor", "moe_overflow")
     asked = {name: getattr(args, name) for name in names}
     limits = replace(
         default_build_config(args.checkpoint), **{name: value for name, value in asked.items() if value is not None}
