@@ -20,8 +20,8 @@ def build_program(
 ) -> Program:
     """All operator calls from token ids `[T]` to `logits` `[R, vocab]`.
 
-    `caches` are the model's in other dtypes than its own; `capacity` bounds its experts. Raises `ValueError`, naming the node, where the description
-    does not fit together.
+    `caches` are the model's in other dtypes than its own; `capacity` bounds its experts. Raises `ValueError`, naming
+    the node, where the description does not fit together.
     """
     program = Program(
         weights={

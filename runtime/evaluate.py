@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 from hybridtrt.runtime.forward import prefill_steps
 from hybridtrt.runtime.load import RuntimeOptions, load_runner
 from hybridtrt.runtime.runner import Runner
-from hybridtrt.runtime.tokenizer import load_tokenizer
-
-Progress = Callable[[int], AbstractContextManager[Callable[[], None]]]
+from hybridtrt.runtime.text_windows import Progress, cut_windows, read_tokens
 
 
 @dataclass(frozen=True)
@@ -52,45 +50,20 @@ def evaluate(
     Raises:
         ValueError: the file is no text, or too short; the engine is no good, or has no tokenizer.
     """
-    tokenizer = load_tokenizer(engine_dir)
-    if tokenizer is None:
-        raise ValueError(f"{engine_dir} has no tokenizer, which a text needs")
-    data = Path(text).read_bytes()
-    if not data:
-        raise ValueError(f"{text} is empty")
-    try:
-        ids = tokenizer.encode(data)
-    except ValueError as error:
-        raise ValueError(f"{text}: {error}") from None
-    if len(ids) < 2:
-        raise ValueError(f"{text} has {len(ids)} token, and only those after the first are scored")
+    ids, num_bytes = read_tokens(engine_dir, text)
     runner = load_runner(engine_dir, RuntimeOptions(threads=threads, enable_block_reuse=False))
     try:
-        if max(ids) >= runner.info.vocab_size:
-            raise ValueError(f"{engine_dir}: the tokenizer has token {max(ids)}, the model {runner.info.vocab_size}")
-        return _evaluate(runner, ids, len(data), (context, chunk), progress)
+        context, windows = cut_windows(runner.info, ids, context, chunk)
+        total = 0.0
+        with progress(len(windows)) as advance:
+            for i, window in enumerate(windows):
+                loss = window_loss(runner, window, chunk)
+                if not math.isfinite(loss):
+                    raise ValueError(f"the logits of window {i} (tokens {i * context}...) are not finite")
+                total += loss
+                advance()
     finally:
         runner.close()
-
-
-def _evaluate(
-    runner: Runner, ids: Sequence[int], num_bytes: int, sizes: tuple[int | None, int | None], progress: Progress
-) -> Evaluation:
-    (context, chunk), longest, most = sizes, runner.info.max_seq_len, runner.info.max_num_tokens
-    context = longest if context is None else context
-    if not 2 <= context <= longest:
-        raise ValueError(f"context={context} is not in 2..{longest} (max_seq_len of the engine)")
-    if chunk is not None and not 1 <= chunk <= most:
-        raise ValueError(f"chunk={chunk} is not in 1..{most} (max_num_tokens of the engine)")
-    windows = [ids[start : start + context] for start in range(0, len(ids) - 1, context)]
-    total = 0.0
-    with progress(len(windows)) as advance:
-        for i, window in enumerate(windows):
-            loss = window_loss(runner, window, chunk)
-            if not math.isfinite(loss):
-                raise ValueError(f"the logits of window {i} (tokens {i * context}...) are not finite")
-            total += loss
-            advance()
     scored = sum(len(window) - 1 for window in windows)
     mean = total / scored
     bits = mean / math.log(2) * len(ids) / num_bytes

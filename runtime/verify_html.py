@@ -5,26 +5,11 @@ from __future__ import annotations
 import math
 from html import escape
 
+from hybridtrt.runtime.html_page import page, table
 from hybridtrt.runtime.verify import LayerReport, VerifyReport, show
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 880, 320, 56, 44, 28
 LOWEST = -9  # decade at the foot of the picture
-
-STYLE = """
-:root { color-scheme: light dark; --back: #fff; --text: #1c1f24; --faint: #d5d9e0; --muted: #5b6472; --good: #2a6fbb;
-  --bad: #c23b22; }
-@media (prefers-color-scheme: dark) { :root { --back: #15181d; --text: #e6e9ee; --faint: #363c47; --muted: #9aa4b2;
-  --good: #6fb1f2; --bad: #ff7d63; } }
-body { background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sans-serif; max-width: 900px;
-  margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-svg { width: 100%; height: auto; } svg text { fill: var(--muted); font-size: 11px; }
-.good { fill: var(--good); color: var(--good); } .bad { fill: var(--bad); color: var(--bad); font-weight: 600; }
-.grid { stroke: var(--faint); } .limit { stroke: var(--text); stroke-dasharray: 5 4; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: .2rem .6rem; border-bottom: 1px solid var(--faint); }
-th { color: var(--muted); font-weight: 500; } td.word, th.word { text-align: left; }
-"""
 
 
 def render_html(report: VerifyReport, title: str) -> str:
@@ -35,7 +20,7 @@ def render_html(report: VerifyReport, title: str) -> str:
         f"{show(report.logit_error)} of the logits' standard deviation against {report.threshold:g}; "
         f"{report.greedy_agree} of {report.greedy_tokens} greedy tokens equal. {escape(report.departure())}</p>"
     )
-    prompts = _table(
+    prompts = table(
         ("prompt tokens", "logit error / std", "greedy tokens equal"),
         [
             (
@@ -46,17 +31,15 @@ def render_html(report: VerifyReport, title: str) -> str:
             for prompt in report.prompts
         ],
     )
-    layers = _table(
+    layers = table(
         ("layer", "mixer", "ffn", "error / std"),
         [(layer.layer, layer.mixer, layer.ffn, show(layer.error)) for layer in report.layers],
         words=(1, 2),
     )
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{STYLE}</style></head>\n<body><h1>{escape(title)}</h1>\n"
+    return page(
+        title,
         f"<p>{escape(report.architecture)} against transformers' full forward in float32.</p>\n{summary}\n"
-        f"<h2>Error by layer</h2>\n{_picture(report)}\n<h2>Prompts</h2>\n{prompts}\n<h2>Layers</h2>\n{layers}\n"
-        "</body></html>\n"
+        f"<h2>Error by layer</h2>\n{_picture(report)}\n<h2>Prompts</h2>\n{prompts}\n<h2>Layers</h2>\n{layers}\n",
     )
 
 
@@ -99,12 +82,3 @@ def _picture(report: VerifyReport) -> str:
 
 def _label(layer: LayerReport) -> str:
     return " · ".join(part for part in (layer.layer, layer.mixer, layer.ffn, show(layer.error)) if part)
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]], words: tuple[int, ...] = ()) -> str:
-    def line(tag: str, cells: tuple[str, ...]) -> str:
-        classes = [' class="word"' if i in words else "" for i in range(len(cells))]
-        return "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for cell, kind in zip(cells, classes, strict=True))
-
-    body = "\n".join(f"<tr>{line('td', row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{line('th', head)}</tr></thead><tbody>\n{body}\n</tbody></table>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -153,6 +154,29 @@ def test_a_step_holds_one_token_of_every_sequence() -> None:
         BuildConfig(max_batch_size=9, max_num_tokens=8)
     with pytest.raises(ValueError, match="target 'gpu' is not known; known: cpu"):
         BuildConfig(target="gpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"moe_capacity_factor": 0.0}, "moe_capacity_factor=0.0 is not a positive number"),
+        ({"moe_capacity_factor": -1.0}, "moe_capacity_factor=-1.0 is not a positive number"),
+        ({"moe_capacity_factor": math.inf}, "moe_capacity_factor=inf is not a positive number"),
+        ({"moe_capacity_factor": math.nan}, "moe_capacity_factor=nan is not a positive number"),
+        ({"moe_capacity_factor": 1.0, "moe_overflow": "wait"}, "moe_overflow='wait' is not one of drop, next_best"),
+        ({"moe_overflow": "drop"}, "moe_overflow='drop' without moe_capacity_factor: no expert overflows"),
+    ],
+)
+def test_capacities_that_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        BuildConfig(**options)
+
+
+def test_capacity_without_experts_is_refused(tmp_path: Path) -> None:
+    convert(tiny_checkpoint("gemma3_text"), tmp_path / "checkpoint")
+    with pytest.raises(ValueError, match=r"moe_capacity_factor=1\.5: there are no experts in .*checkpoint"):
+        build(tmp_path / "checkpoint", tmp_path / "engine", BuildConfig(moe_capacity_factor=1.5))
+    assert not (tmp_path / "engine").exists()
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float8_e4m3fn", "int8", "half", ""])

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from test_experts import ROUTERS
 
-from hybridtrt.build.capacity import Capacity
 from hybridtrt.build.engine import EngineConfig, read_engine_config
 from hybridtrt.plugins.capacity import expert_capacity
 from hybridtrt.plugins.program import Program
@@ -35,11 +34,11 @@ MOE_VARIANTS = ("qwen3_next", "jamba", "granitemoehybrid", "deepseek_v3", "gpt_o
 
 @dataclass(frozen=True)
 class Case:
-    """Rows of so many tokens, each real or padding, and the order of their experts; numbers from `experts` on are none."""
+    """Rows of so many tokens, each real or padding, and the order of their experts."""
 
     rows: tuple[tuple[int, bool], ...]
     weights: torch.Tensor  # [T, ranked]
-    order: torch.Tensor  # [T, ranked]
+    order: torch.Tensor  # [T, ranked]; numbers from `experts` on are none
     top_k: int
     experts: int
     factor: float
@@ -82,7 +81,9 @@ def cases(draw: st.DrawFn, overflow: st.SearchStrategy[str] = OVERFLOWS) -> Case
     classes = experts + draw(st.booleans())
     top_k = draw(st.integers(1, classes))
     ranked = draw(st.integers(top_k, classes))
-    rows = draw(st.lists(st.tuples(st.integers(1, 6), st.sampled_from([True, True, True, False])), min_size=1, max_size=5))
+    rows = draw(
+        st.lists(st.tuples(st.integers(1, 6), st.sampled_from([True, True, True, False])), min_size=1, max_size=5)
+    )
     tokens = sum(length for length, _ in rows)
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     few = [0.0, -0.0, 0.25, 0.5, 0.5, 1.0, 3.0, -0.5, math.nan, math.inf, -math.inf]
@@ -155,7 +156,12 @@ def test_what_always_holds(walker: str, case: Case) -> None:
     tokens = sum(case.real)
     most = expert_capacity(case.factor, tokens, case.top_k, case.experts)
     assert int(load.max()) <= most <= tokens
-    asked = [expert for real, row in zip(case.real, case.order[:, : case.top_k].tolist(), strict=True) if real for expert in row]
+    asked = [
+        expert
+        for real, row in zip(case.real, case.order[:, : case.top_k].tolist(), strict=True)
+        if real
+        for expert in row
+    ]
     placed = [[expert for expert in row if expert < case.experts] for row in numbers.tolist()]
     assert all(len(set(row)) == len(row) for row in placed)
     assert not any(row for row, real in zip(placed, case.real, strict=True) if not real)
@@ -216,7 +222,9 @@ def test_capacity_of_an_expert() -> None:
         (((4,), (4,)), {"overflow": "wait"}, "overflow 'wait' is not one of"),
     ],
 )
-def test_what_does_not_fit_is_refused(shapes: tuple[tuple[int, ...], ...], attributes: dict[str, object], message: str) -> None:
+def test_what_does_not_fit_is_refused(
+    shapes: tuple[tuple[int, ...], ...], attributes: dict[str, object], message: str
+) -> None:
     program = Program()
     inputs = [program.add_input(f"x{i}", TensorSpec(("T", *shape))) for i, shape in enumerate(shapes)]
     limits = {"top_k": 2, "num_experts": 8, "factor": 1.0, "overflow": "drop"} | attributes
@@ -267,13 +275,15 @@ def test_router_goes_on_where_it_is_asked_to(name: str, walker: str) -> None:
 
 
 @cache
-def runner(variant: str, walker: str = "cpu", factor: float | None = None, overflow: str | None = None) -> Runner:
+def runner(
+    variant: str, walker: str = "cpu", factor: float | None = None, overflow: str | None = None, threads: int = 1
+) -> Runner:
     """A tiny engine as if it had been built with this capacity."""
     folder = tiny_engine(variant)
     config = read_engine_config(folder)
     bound = replace(config.build, moe_capacity_factor=factor, moe_overflow=overflow)
     config = EngineConfig(config.model, bound)
-    options = RuntimeOptions(walker=walker, threads=1)
+    options = RuntimeOptions(walker=walker, threads=threads)
     return make_runner(config, open_packed(folder, config), runner_info(config, options), options)
 
 
@@ -300,6 +310,54 @@ def test_model_with_little_room(variant: str, overflow: str) -> None:
     assert np.isfinite(logits).all()
     assert np.abs(logits - full_logits(runner(variant), ids)).max() > 1e-2 * logits.std()
     np.testing.assert_array_equal(full_logits(bound, ids), logits)
+    np.testing.assert_array_equal(full_logits(runner(variant, "cpu", 0.5, overflow, threads=3), ids), logits)
     for walker in ("reference", "torch"):
         other = full_logits(runner(variant, walker, 0.5, overflow), ids)
         assert np.abs(other - logits).max() < 1e-4 * logits.std()
+
+
+@pytest.mark.parametrize("walker", WALKERS)
+@pytest.mark.parametrize("overflow", ["drop", "next_best"])
+def test_counters_of_a_step(overflow: str, walker: str) -> None:
+    """Traced with what they count; a step of another size has its own capacity."""
+    bound = runner("qwen3_next", walker, 0.75, overflow)
+    assert isinstance(bound, TracingRunner)
+    nodes = [node for node in bound.program.nodes if node.op == "capacity"]
+    assert nodes
+    bound.clear_slots([1])
+    for batch in prefill_steps(bound.info, ids_of("qwen3_next", 50), 20):
+        values = bound.trace(batch, [name for node in nodes for name in (*node.inputs, *node.outputs)])
+        for node in nodes:
+            order, (_, numbers, load, refused) = values[node.inputs[1]], (values[name] for name in node.outputs)
+            k, experts = node.attributes["top_k"], node.attributes["num_experts"]
+            most = expert_capacity(0.75, batch.num_tokens, k, experts)
+            asked = np.bincount(order[:, :k].astype(int).ravel(), minlength=experts)
+            np.testing.assert_array_equal(load, np.bincount(numbers.astype(int).ravel(), minlength=experts)[:experts])
+            np.testing.assert_array_equal(refused, np.maximum(asked - most, 0))
+            assert load.max() <= most
+            assert refused.any()
+
+
+@pytest.mark.parametrize("walker", WALKERS)
+@pytest.mark.parametrize("variant", ["qwen3_next", "gpt_oss"])
+def test_padding_takes_no_place_in_a_model(variant: str, walker: str) -> None:
+    """A row without slot and pages changes nothing for the others, wherever it stands."""
+    bound, ids = runner(variant, walker, 0.5, "next_best"), ids_of(variant, 24)
+    (batch,) = prefill_steps(bound.info, ids)
+    logits = full_logits(bound, ids)
+    bound.clear_slots([1])
+    more = ids_of(variant, 7)
+    found = bound.step(
+        replace(
+            batch,
+            input_ids=np.array([*more, *ids], np.int32),
+            positions=np.concatenate([np.arange(7), np.arange(24)]).astype(np.int32),
+            cu_seqlens=np.array([0, 7, 31], np.int32),
+            context_lens=np.zeros(2, np.int32),
+            state_src=np.array([0, 1], np.int32),
+            state_dst=np.array([0, 1], np.int32),
+            logits_indices=np.arange(7, 31, dtype=np.int32),
+            block_tables={name: np.concatenate([table * 0, table]) for name, table in batch.block_tables.items()},
+        )
+    )
+    np.testing.assert_allclose(found, logits, rtol=0, atol=1e-4 * logits.std())

@@ -51,11 +51,14 @@ OPTIONS = {
         "--max-num-tokens",
         "--max-seq-len",
         "--tokens-per-block",
+        "--moe-capacity-factor",
+        "--moe-overflow",
         "--json",
     ),
     "inspect": ("--json",),
     "generate": ("--prompt", "--input-ids", "--max-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json"),
     "verify": ("--threshold", "--report", "--json"),
+    "routing": ("--text", "--context", "--chunk", "--html", "--threads", "--json"),
     "bench": ("--batch", "--prompt", "--new", "--threads", "--profile", "--json"),
     "serve": ("--http-port", "--grpc-port", "--metrics-port", "--state-dir", "--drain-seconds", "--swap-bytes"),
 }
@@ -147,6 +150,19 @@ def test_build_takes_each_limit(command: Run, folders: Folders, tmp_path: Path, 
     for done in (text, data):
         assert done.status == 0
         assert done.err.splitlines()[-1].startswith("build: ")
+
+
+def test_build_takes_an_expert_capacity(command: Run, folders: Folders, tmp_path: Path) -> None:
+    """The engine stores it and shows it, and its pools and weights are those of an engine without."""
+    words = ["build", folders.checkpoint, "-o", tmp_path / "engine", "--moe-capacity-factor", 1.25]
+    for overflow, more in (("drop", []), ("next_best", ["--moe-overflow", "next_best"])):
+        text = command(*words, *more)
+        config = read_engine_config(tmp_path / "engine")
+        assert config.build == BuildConfig(moe_capacity_factor=1.25, moe_overflow=overflow)
+        assert f"moe_capacity_factor 1.25, moe_overflow {overflow}" in text.out
+        assert f"moe_capacity_factor 1.25, moe_overflow {overflow}" in command("inspect", tmp_path / "engine").out
+        assert config.memory() == replace(config, build=BuildConfig()).memory()
+        assert config.program().weights == replace(config, build=BuildConfig()).program().weights
 
 
 def test_default_length_is_the_models_where_that_is_shorter(command: Run, tmp_path: Path) -> None:

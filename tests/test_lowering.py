@@ -41,12 +41,14 @@ def overwrites(node: LoweredNode) -> bool:
     return bool({window.buffer for window in node.inputs} & {window.buffer for window in node.outputs})
 
 
+@pytest.mark.parametrize("factor", [None, 1.0])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_buffers_that_live_together_lie_apart(variant: str) -> None:
-    config = config_of(variant)
+def test_buffers_that_live_together_lie_apart(variant: str, factor: float | None) -> None:
+    config = config_of(variant, moe_capacity_factor=factor)
     program = config.program()
     stream = [node.outputs[0] for node in program.nodes if node.name.endswith("residual")]
-    for keep in ([], stream):
+    counts = [output for node in program.nodes if node.op == "capacity" for output in node.outputs[2:]]
+    for keep in ([], stream, counts):
         lowered = config.lowered(keep)
         alive = lives(lowered)
         assert lowered.windows.keys() == set(keep)
@@ -59,14 +61,15 @@ def test_buffers_that_live_together_lie_apart(variant: str) -> None:
             assert apart or not together, f"{a} and {b}"
         for name, buffer in lowered.buffers.items():
             if name in alive and name != lowered.output:
-                total = lowered.token_width if buffer.rows == "T" else lowered.logits_width
-                assert 0 <= buffer.offset <= total - buffer.row_stride
+                widths = {"T": lowered.token_width, "R": lowered.logits_width, "1": lowered.step_width}
+                assert 0 <= buffer.offset <= widths[buffer.rows] - buffer.row_stride
 
 
+@pytest.mark.parametrize("factor", [None, 1.0])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_value_is_there_when_it_is_read(variant: str) -> None:
+def test_every_value_is_there_when_it_is_read(variant: str, factor: float | None) -> None:
     """Each buffer column by column: who wrote it last is who wrote it in the program."""
-    config = config_of(variant)
+    config = config_of(variant, moe_capacity_factor=factor)
     lowered, program = config.lowered(), config.program()
     written: dict[str, set[int]] = defaultdict(set)
     for node in lowered.nodes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hybridtrt.build.ffns.mlp import mlp
 from hybridtrt.build.ffns.router_mlp import router_mlp
 from hybridtrt.build.scope import Scope
@@ -47,7 +49,7 @@ def _route(scope: Scope, x: str, config: MoeConfig) -> tuple[str, ...]:
     else:
         logits = router_mlp(scope.inner("router"), x, config.router_mlp)
     bound = scope.capacity
-    ranked = {} if bound is None else {"num_ranked": bound.num_ranked(config)}
+    ranked: dict[str, Any] = {} if bound is None else {"num_ranked": bound.num_ranked(config)}
     routing = scope.program.call(
         "router",
         scope.path("routing"),

@@ -114,8 +114,8 @@ class Operand:
     """A value as a window of the arena: `space` is one of `SPACES`, numbers are counted in float32.
 
     In a step of n rows the buffer begins at n * offset and has `row_stride` numbers a row, of which the window begins
-    at `column` and has the given dimensions (without the rows). Space "1" has one row in any step. The `external` spaces are memory of the caller, and
-    the offset is its address.
+    at `column` and has the given dimensions (without the rows). Spaces "1" have one row in a step of any size. The
+    `external` spaces are memory of the caller, and the offset is its address.
     """
 
     space: str
@@ -198,8 +198,9 @@ class Program:
     """Nodes that run together in one call a step.
 
     `token_width` and `logits_width` are the numbers of the arena for each token and each row that wants logits, and
-    `step_width` those of a step of any size; page group `i` of the step is `groups[i]`. With `poison` the arena and all scratch memory are NaN wherever nothing has
-    written yet, which tests use. Raises `ValueError` for an instruction set that this machine does not run.
+    `step_width` those of a step of any size; page group `i` of the step is `groups[i]`. With `poison` the arena and all
+    scratch memory are NaN wherever nothing has written yet, which tests use. Raises `ValueError` for an instruction set
+    that this machine does not run.
     """
 
     def __init__(

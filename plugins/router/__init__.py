@@ -21,6 +21,7 @@ def _infer(
     if "selection_bias" in weights:
         bias = weights["selection_bias"].shape
         require(scoring != "sparsemixer" and bias == (experts,), f"selection_bias {bias} with {scoring} of {experts}")
+    most = int(experts)
     if groups != 1:
         chosen, score = attributes.get("top_groups", 1), attributes.get("group_score", "top2")
         require(score in GROUP_SCORES, f"group_score {score!r} is not one of {GROUP_SCORES}")
@@ -28,7 +29,8 @@ def _infer(
         size = int(experts) // groups
         fits = 1 <= chosen <= groups and top_k <= chosen * size and (score == "max" or size > 1)
         require(fits, f"top_k={top_k} from {chosen} of {groups} groups of {size} by {score}")
-    ranked, most = attributes.get("num_ranked", top_k), int(experts) // groups * attributes.get("top_groups", 1)
+        most = chosen * size
+    ranked = attributes.get("num_ranked", top_k)
     require(top_k <= ranked <= most, f"num_ranked={ranked} is not in {top_k}..{most}")
     return [TensorSpec((tokens, ranked)), TensorSpec((tokens, ranked), "int64")]
 

@@ -95,6 +95,15 @@ def make_parser() -> argparse.ArgumentParser:
         help="matrices that stay as the checkpoint has them, such as lm_head.weight or layers.0.*; may be repeated",
     )
     one.add_argument(
+        "--moe-capacity-factor",
+        type=float,
+        help="an expert takes this times tokens * top_k / experts in a step, and results depend on the batch; "
+        "by default it takes all",
+    )
+    one.add_argument(
+        "--moe-overflow", help="what becomes of the others: drop (default) or next_best, the next expert with room"
+    )
+    one.add_argument(
         "--tune",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -103,15 +112,6 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument("--tune-seconds", type=float, default=10.0, help="time for it, about")
     one.add_argument(
         "--timing-cache", type=Path, metavar="FILE", help="what was measured before (hybridtrt/timing.json of the user)"
-    )
-
-    one.add_argument(
-        "--moe-capacity-factor",
-        type=float,
-        help="an expert takes this times tokens * top_k / experts of a step; by default all. Results depend on the batch",
-    )
-    one.add_argument(
-        "--moe-overflow", help="where the others go: drop (default: past that expert) or next_best (to the next one)"
     )
 
     one = add(commands.inspect)
@@ -140,6 +140,16 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument("--text", type=Path, required=True, metavar="FILE", help="a text in UTF-8")
     one.add_argument("--context", type=int, help="tokens of a window, each scored by itself; by default max_seq_len")
     one.add_argument("--chunk", type=int, help="tokens of a step; 1 reads all from the caches (max_num_tokens)")
+    one.add_argument("--threads", type=int, help="compute threads")
+
+    one = add(commands.routing)
+    one.add_argument("engine", type=Path, help="engine folder")
+    one.add_argument("--text", type=Path, required=True, metavar="FILE", help="a text in UTF-8")
+    one.add_argument("--context", type=int, help="tokens of a window, each run by itself; by default max_seq_len")
+    one.add_argument("--chunk", type=int, help="tokens of a step, over which experts may overflow (max_num_tokens)")
+    one.add_argument(
+        "--html", type=Path, metavar="FILE.html", help="page to write, with a heat map of layers and experts"
+    )
     one.add_argument("--threads", type=int, help="compute threads")
 
     one = add(commands.bench)

@@ -185,6 +185,25 @@ def eval(args: argparse.Namespace) -> int:
     return 0
 
 
+def routing(args: argparse.Namespace) -> int:
+    """Show how the tokens of a text spread over the experts, and what an expert capacity would cost."""
+    from hybridtrt.progress import count_progress
+    from hybridtrt.runtime.routing import route_text
+    from hybridtrt.runtime.routing_report import render_routing, render_routing_html
+
+    sizes = args.context, args.chunk, args.threads
+    found = route_text(args.engine, args.text, *sizes, lambda windows: count_progress("routing", windows, "window"))
+    if args.html is not None:
+        args.html.write_text(render_routing_html(found, f"Routing of {args.text} in {args.engine}"), encoding="utf-8")
+    if args.json:
+        _print_json(found.to_dict())
+    else:
+        print(render_routing(found))
+    for line in found.warnings:
+        print(f"warning: {line}", file=sys.stderr)
+    return 0
+
+
 def bench(args: argparse.Namespace) -> int:
     """Measure prefill and decode: tokens a second, latencies, and how near they come to the machine's limits."""
     from hybridtrt.progress import count_progress
