@@ -241,11 +241,12 @@ RANKED = {name: attributes for name, (*_, attributes) in ROUTERS.items()} | {
 
 
 @pytest.mark.parametrize("walker", WALKERS)
+@pytest.mark.parametrize("experts", [8, 64])
 @pytest.mark.parametrize("name", RANKED)
-def test_router_goes_on_where_it_is_asked_to(name: str, walker: str) -> None:
+def test_router_goes_on_where_it_is_asked_to(name: str, experts: int, walker: str) -> None:
     """The first k stay as they are to the bit; the others follow in order, each weighted as its score says."""
     torch.manual_seed(1)
-    tokens, experts, k = 30, 8, 2
+    tokens, k = 30, 2
     logits, attributes = torch.randn(tokens, experts), dict(RANKED[name])
     biased = {"selection_bias": torch.randn(experts)} if attributes.pop("selection_bias", False) else {}
     groups = attributes.get("num_groups", 1)

@@ -163,6 +163,8 @@ def test_build_takes_an_expert_capacity(command: Run, folders: Folders, tmp_path
         assert f"moe_capacity_factor 1.25, moe_overflow {overflow}" in command("inspect", tmp_path / "engine").out
         assert config.memory() == replace(config, build=BuildConfig()).memory()
         assert config.program().weights == replace(config, build=BuildConfig()).program().weights
+    assert "warning: the engine's experts" in command("verify", folders.model, tmp_path / "engine").err
+    assert "warning" not in command("verify", folders.model, folders.engine).err
 
 
 def test_default_length_is_the_models_where_that_is_shorter(command: Run, tmp_path: Path) -> None:

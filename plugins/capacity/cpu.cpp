@@ -1,39 +1,12 @@
 // Places at the experts, handed out by weight. One thread does it: sorting some thousand pairs is little beside the
 // experts' products.
-#include "kernel.h"
-
-#include <cstring>
+#include "sort.h"
 
 namespace hybridtrt {
 namespace HT_ISA {
 
 enum Overflow { DROP, NEXT_BEST };
 constexpr int32_t NONE = -1;  // of a pair that has no expert yet
-
-struct Pair {
-  uint32_t key;  // the smaller, the earlier
-  int32_t number;  // token * top_k + choice
-};
-
-// Ascending keys are descending weights; NaN is as minus infinity.
-HT_INLINE uint32_t key_of(float weight) {
-  uint32_t bits;
-  memcpy(&bits, &weight, 4);
-  if (bits << 1 > 0xff000000u) bits = 0xff800000u;
-  if (!(bits << 1)) bits = 0;  // minus zero
-  return bits >> 31 ? bits : 0x7fffffffu - bits;
-}
-
-// Sort n pairs by key, equals in the order they have; `other` is room for as many.
-static void sort_pairs(Pair* pairs, Pair* other, int64_t n) {
-  for (int shift = 0; shift < 32; shift += 8) {
-    int64_t begins[257] = {};
-    for (int64_t i = 0; i < n; ++i) ++begins[(pairs[i].key >> shift & 255) + 1];
-    for (int i = 0; i < 256; ++i) begins[i + 1] += begins[i];
-    for (int64_t i = 0; i < n; ++i) other[begins[pairs[i].key >> shift & 255]++] = pairs[i];
-    memcpy(pairs, other, size_t(n) * sizeof(Pair));
-  }
-}
 
 static bool holds_memory(const Step& step, int64_t row) {
   if (step.state_dst[row]) return true;
@@ -87,7 +60,7 @@ void capacity(const Step& step, const Call& call, Team& team) {
   const Tensor &weights = call.inputs[0], &kept = call.outputs[0], &numbers = call.outputs[1];
   const int64_t top_k = int64_t(call.attributes[0]), experts = int64_t(call.attributes[1]), all = weights.rows * top_k;
   if (team.rank) return;
-  Pair* pairs = static_cast<Pair*>(team_scratch(team, size_t(2 * all) * sizeof(Pair) + size_t(step.num_sequences)));
+  Keyed* pairs = static_cast<Keyed*>(team_scratch(team, size_t(2 * all) * sizeof(Keyed) + size_t(step.num_sequences)));
   char* real = reinterpret_cast<char*>(pairs + 2 * all);
   const double tokens = double(find_real(step, real));
   const double most = call.attributes[2] * tokens * double(top_k) / double(experts) * (1 - 1e-12);
@@ -102,9 +75,9 @@ void capacity(const Step& step, const Call& call, Team& team) {
     for (int64_t j = 0; j < top_k; ++j) {
       floats(kept, t)[j] = 0.f;
       ints(numbers, t)[j] = NONE;
-      if (real[step.token_rows[t]]) pairs[asking++] = Pair{key_of(floats(weights, t)[j]), int32_t(t * top_k + j)};
+      if (real[step.token_rows[t]]) pairs[asking++] = Keyed{descending(floats(weights, t)[j]), int32_t(t * top_k + j)};
     }
-  sort_pairs(pairs, pairs + all, asking);
+  sort_keyed(pairs, pairs + all, asking);
   int64_t lost = 0;
   for (int64_t i = 0; i < asking; ++i) {
     const int64_t token = pairs[i].number / top_k, choice = pairs[i].number % top_k;

@@ -1,5 +1,6 @@
 // The best experts of each token and their weights. Among equals the expert of the lower number comes first.
 #include "elementwise.h"
+#include "sort.h"
 #include "vector_math.h"
 
 namespace hybridtrt {
@@ -38,10 +39,22 @@ HT_INLINE int64_t first_largest(const float* x, int64_t n) {
   return first;
 }
 
-// Numbers of the k best of n, best first. `left` loses them; `taken` are n flags. NaN counts as the largest.
-static void best_of(int32_t* chosen, int64_t k, float* left, char* taken, int64_t n) {
+constexpr int64_t SORTED_FROM = 24;  // so many are sooner found by sorting all
+
+// Numbers of the k best of n, best first. `left` loses them; `taken` are n flags, `items` room to sort. NaN counts as
+// the largest.
+static void best_of(int32_t* chosen, int64_t k, float* left, char* taken, Keyed* items, int64_t n) {
   map1(left, left, n, [](vf v) { return v == v ? v : splat(__builtin_inff()); });
   memset(taken, 0, size_t(n));
+  if (k >= SORTED_FROM) {
+    for (int64_t i = 0; i < n; ++i) items[i] = Keyed{descending(left[i]), int32_t(i)};
+    sort_keyed(items, items + n, n);
+    for (int64_t i = 0; i < k; ++i) {
+      chosen[i] = items[i].number;
+      taken[chosen[i]] = 1;
+    }
+    return;
+  }
   for (int64_t i = 0; i < k; ++i) {
     int64_t best = first_largest(left, n);
     if (best >= n)  // nothing but minus infinity is left
@@ -65,11 +78,18 @@ static void softmax(float* y, const float* x, int64_t n) {
   map1(y, y, n, [&](vf v) { return v * by; });
 }
 
+struct Scratch {
+  float *scores, *preference, *merits;
+  Keyed* items;
+  int32_t* groups;
+  char* taken;
+};
+
 // Minus infinity for the experts of all but the best groups.
-static void keep_groups(const Rule& rule, float* preference, float* merits, int32_t* chosen, char* taken) {
+static void keep_groups(const Rule& rule, const Scratch& s) {
   const int64_t size = rule.experts / rule.groups;
   for (int64_t g = 0; g < rule.groups; ++g) {
-    const float* x = preference + g * size;
+    const float* x = s.preference + g * size;
     float first = -__builtin_inff(), second = first;
     for (int64_t i = 0; i < size; ++i) {
       if (x[i] > first) {
@@ -79,12 +99,12 @@ static void keep_groups(const Rule& rule, float* preference, float* merits, int3
         second = x[i];
       }
     }
-    merits[g] = rule.group_score == TOP2 ? first + second : first;
+    s.merits[g] = rule.group_score == TOP2 ? first + second : first;
   }
-  best_of(chosen, rule.top_groups, merits, taken, rule.groups);
+  best_of(s.groups, rule.top_groups, s.merits, s.taken, s.items, rule.groups);
   for (int64_t g = 0; g < rule.groups; ++g)
-    if (!taken[g])
-      for (int64_t i = 0; i < size; ++i) preference[g * size + i] = -__builtin_inff();
+    if (!s.taken[g])
+      for (int64_t i = 0; i < size; ++i) s.preference[g * size + i] = -__builtin_inff();
 }
 
 // The weight of each ranked expert: its softmax over the logits then left that are near it.
@@ -103,16 +123,10 @@ static void sparsemixer(const Rule& rule, const float* logits, float* left, floa
   }
 }
 
-struct Scratch {
-  float *scores, *preference, *merits;
-  int32_t* groups;
-  char* taken;
-};
-
 static void route(const Rule& rule, const float* logits, float* weights, int32_t* chosen, const Scratch& s) {
   if (rule.scoring == SPARSEMIXER) {
     memcpy(s.preference, logits, size_t(rule.experts) * 4);
-    best_of(chosen, rule.ranked, s.preference, s.taken, rule.experts);
+    best_of(chosen, rule.ranked, s.preference, s.taken, s.items, rule.experts);
     sparsemixer(rule, logits, s.preference, weights, chosen);
   } else {
     if (rule.scoring == SOFTMAX)
@@ -126,8 +140,8 @@ static void route(const Rule& rule, const float* logits, float* weights, int32_t
     memcpy(s.preference, by_logits ? logits : s.scores, size_t(rule.experts) * 4);
     if (rule.selection_bias)
       map2(s.preference, s.scores, rule.selection_bias, rule.experts, [](vf a, vf b) { return a + b; });
-    if (rule.groups > 1) keep_groups(rule, s.preference, s.merits, s.groups, s.taken);
-    best_of(chosen, rule.ranked, s.preference, s.taken, rule.experts);
+    if (rule.groups > 1) keep_groups(rule, s);
+    best_of(chosen, rule.ranked, s.preference, s.taken, s.items, rule.experts);
     for (int64_t k = 0; k < rule.ranked; ++k) weights[k] = s.scores[chosen[k]];
     if (rule.scoring == SOFTMAX_TOPK) {
       softmax(weights, weights, rule.top_k);
@@ -159,10 +173,11 @@ void router(const Step&, const Call& call, Team& team) {
                   float(attribute(call, 4, 1)),
                   float(attribute(call, 8, 0)),
                   floats(call.weights[0])};
-  float* numbers = static_cast<float*>(team_scratch(team, size_t(experts) * 17));
+  auto* items = static_cast<Keyed*>(team_scratch(team, size_t(experts) * (2 * sizeof(Keyed) + 17)));
+  auto* numbers = reinterpret_cast<float*>(items + 2 * experts);
   auto* groups = reinterpret_cast<int32_t*>(numbers + 3 * experts);
   auto* taken = reinterpret_cast<char*>(numbers + 4 * experts);
-  const Scratch scratch{numbers, numbers + experts, numbers + 2 * experts, groups, taken};
+  const Scratch scratch{numbers, numbers + experts, numbers + 2 * experts, items, groups, taken};
   const Range mine = share(team, logits.rows);
   for (int64_t t = mine.begin; t < mine.end; ++t)
     route(rule, floats(logits, t), floats(call.outputs[0], t), ints(call.outputs[1], t), scratch);

@@ -149,10 +149,13 @@ def generate(args: argparse.Namespace) -> int:
 
 def verify(args: argparse.Namespace) -> int:
     """Compare an engine with transformers' full forward, layer by layer."""
+    from hybridtrt.build.engine import read_engine_config
     from hybridtrt.progress import stage_progress
     from hybridtrt.runtime.verify import show, verify
     from hybridtrt.runtime.verify_html import render_html
 
+    if read_engine_config(args.engine).build.capacity is not None:
+        print("warning: the engine's experts have a capacity, those of transformers have none", file=sys.stderr)
     report = verify(args.model_dir, args.engine, args.threshold, stage_progress("verify"))
     if args.report is not None:
         args.report.write_text(render_html(report, f"{args.engine} against {args.model_dir}"), encoding="utf-8")
