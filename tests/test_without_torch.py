@@ -65,6 +65,7 @@ def test_commands_without_torch(engine: Path, tmp_path: Path) -> None:
             ["generate", str(engine), "--prompt", "def main():", "--max-tokens", "4", "--top-k", "3"],
             ["bench", str(engine), "--prompt", "8", "--new", "2", "--profile"],
             ["eval", str(engine), "--text", str(text)],
+            ["routing", str(engine), "--text", str(text), "--html", str(tmp_path / "page.html")],
             ["profile", str(engine), "--requests", "8"],
             *(["inspect", str(folder)] for folder in (engine, checkpoint, model)),
             ["plan", str(model), "--gpus", "2"],
