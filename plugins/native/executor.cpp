@@ -246,8 +246,7 @@ HT_API Program* ht_create(const HtOptions* options, const HtNode* nodes, int64_t
       all.insert(all.end(), nodes[i].outputs, nodes[i].outputs + nodes[i].num_outputs);
     }
     for (size_t i = 0; i < program->operands.size(); ++i)
-      if (program->operands[i].space > ONE_ROW)
-        program->outside.push_back(i);
+      if (program->operands[i].space > ONE_ROW) program->outside.push_back(i);
     program->tensors.resize(program->operands.size());
     program->nodes = std::move(built);
     const Tensor* next = program->tensors.data();
