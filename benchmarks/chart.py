@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT, GAP = 420, 280, 24  # of a panel and between panels
-LEFT, RIGHT, TOP, BOTTOM = 58, 12, 34, 44  # around the lines of a panel
+LEFT, RIGHT, TOP, BOTTOM = 58, 24, 34, 44  # around the lines of a panel
 KEY_ROW = 16
 COLOURS = ("#1b6ca8", "#c8553d", "#3b8b5a", "#8a5aa8", "#b5852a", "#4a4a4a", "#d0709f", "#5aa0a8")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,10 +12,15 @@ from pathlib import Path
 
 from processes import Worker, run_quietly
 
+import hybridtrt
 from hybridtrt.build.build import build, default_build_config
 from hybridtrt.build.engine import read_engine_config
+from hybridtrt.build.timing_cache import TimingCache
+from hybridtrt.build.tuning import Tuner
 from hybridtrt.converters.convert import convert
 from hybridtrt.runtime.load import open_packed
+
+log = logging.getLogger(__name__)
 
 HERE = Path(__file__).resolve().parent
 OURS = "hybridtrt"
@@ -40,13 +46,14 @@ Start = Callable[[Path, Setup], Worker]
 
 
 def our_engine(model: Path, setup: Setup) -> Path:
-    """The engine's folder; converts and builds if there is none of this model, these limits and this version."""
-    words = (str(model.resolve()), setup.weights, sorted(setup.limits.items()))
+    """The engine's folder; converts, builds and tunes if there is none of this model, these limits and this version."""
+    words = (str(model.resolve()), setup.weights, setup.threads, sorted(setup.limits.items()))
     folder = setup.cache / f"{model.name}-{setup.weights}-{hashlib.sha256(repr(words).encode()).hexdigest()[:8]}"
     if setup.rebuild or not _loads(folder / "engine"):
         convert(model, folder / "checkpoint")
-        limits = default_build_config(folder / "checkpoint")
-        build(folder / "checkpoint", folder / "engine", replace(limits, weights=setup.weights, **setup.limits))
+        limits = replace(default_build_config(folder / "checkpoint"), weights=setup.weights, **setup.limits)
+        tuner = Tuner(setup.threads, 10, TimingCache(setup.cache / "timing.json"), log.info)
+        build(folder / "checkpoint", folder / "engine", limits, tune=tuner)
     return folder / "engine"
 
 
@@ -77,10 +84,10 @@ def start_transformers(model: Path, setup: Setup) -> Worker:
 
 
 def start_vllm(model: Path, setup: Setup) -> Worker:
-    """In the dtype asked; it has no int8 that compares."""
+    """In the dtype asked; it has no int8 that compares. Its interpreter need not have hybridtrt."""
     python = setup.vllm_python or sys.executable
     command = [python, str(HERE / "vllm_worker.py"), str(model), str(setup.threads), setup.weights]
-    return Worker(command, setup.threads)
+    return Worker(command, setup.threads, {"PYTHONPATH": str(Path(hybridtrt.__file__).parent.parent)})
 
 
 PEERS: dict[str, Start] = {"llama.cpp": start_llama, "transformers": start_transformers, "vllm": start_vllm}
