@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from hybridtrt.build.engine import CONFIG_FILE, ENGINE_FILE, TOKENIZER, BuildConfig, EngineConfig, is_engine
@@ -15,6 +17,8 @@ from hybridtrt.converters.checkpoint import load_checkpoint
 from hybridtrt.converters.ffns import MoeConfig
 from hybridtrt.converters.replacing import replacing
 from hybridtrt.converters.safetensors_writer import Progress
+
+log = logging.getLogger("hybridtrt.build")
 
 
 def default_build_config(checkpoint_dir: str | Path) -> BuildConfig:
@@ -50,6 +54,9 @@ def build(
     tokenizer = None if checkpoint.tokenizer_dir is None else read_tokenizer(checkpoint.tokenizer_dir)
     if checkpoint_dir.resolve().is_relative_to(out_dir.resolve()):
         raise ValueError(f"{out_dir}: holds the checkpoint itself ({checkpoint_dir})")
+    for pattern in build_config.exclude:
+        if not any(fnmatchcase(name, pattern) for name in config.program().weights):
+            log.warning("no weight is named by --exclude %s", pattern)
     with replacing(out_dir, is_engine) as folder:
         write_packed(folder / ENGINE_FILE, weights, checkpoint.tensor, progress)
         if tune is not None:

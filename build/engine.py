@@ -78,7 +78,10 @@ class BuildConfig:
             raise ValueError(f"group_size={self.group_size} with weights={self.weights}: expected {known}")
         if self.group_size is None and sizes:
             object.__setattr__(self, "group_size", sizes[0])
-        object.__setattr__(self, "exclude", tuple(self.exclude))
+        patterns: Any = self.exclude  # of a file, maybe
+        if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) for pattern in patterns):
+            raise ValueError(f"exclude={patterns!r} is not a list of patterns")
+        object.__setattr__(self, "exclude", tuple(patterns))
         if self.moe_capacity_factor is None and self.moe_overflow is not None:
             raise ValueError(f"moe_overflow={self.moe_overflow!r} without moe_capacity_factor: no expert overflows")
         if self.capacity is not None:
@@ -89,6 +92,8 @@ class BuildConfig:
             ("max_seq_len", self.max_seq_len, 1 << 24),
             ("tokens_per_block", self.tokens_per_block, 4096),
         ):
+            if type(value) is not int:
+                raise ValueError(f"{name}={value} is not a whole number")
             if not 1 <= value <= most:
                 raise ValueError(f"{name}={value} is not in 1..{most}")
         if self.max_num_tokens < self.max_batch_size:
@@ -174,7 +179,7 @@ class EngineConfig:
                 BuildConfig(**data["build_config"]),
                 Tuned.from_dict(data["tactics"]) if "tactics" in data else None,
             )
-        except (TypeError, ValueError) as error:
+        except (OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
 
 
@@ -190,6 +195,6 @@ def read_engine_config(folder: Path) -> EngineConfig:
         raise ValueError(f"{folder} is not an engine: there is no {CONFIG_FILE} in it")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from None
     return EngineConfig.from_dict(data, path)

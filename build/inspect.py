@@ -50,7 +50,8 @@ class Report:
                 f"{self.memory.num_slots:,} slots",
                 *(_pages(name, pool) for name, pool in self.memory.groups.items()),
                 f"kernel tactics        {'the defaults' if self.tuned is None else self.tuned.render()}",
-                f"one decoded token     {self.decode_flops:,} operations, {self.decode_bytes:,} bytes read and written",
+                f"one decoded token     {self.decode_flops:,} operations, {self.decode_bytes:,} bytes read and written "
+                "with weights as in the checkpoint",
             ]
         return "\n".join(lines)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridtrt.build.lowering import PackedWeight
-from hybridtrt.plugins.native.library import TACTIC_RANGES, supported_isas
+from hybridtrt.plugins.native.library import TACTIC_RANGES, chosen_isa
 from hybridtrt.plugins.native.tactics import DEFAULT, known_tactics
 
 CPU_INFO = Path("/proc/cpuinfo")
@@ -26,7 +26,7 @@ class Machine:
     @classmethod
     def here(cls, threads: int, isa: str | None = None) -> Machine:
         """This machine; `isa` None is its widest. Raises `ValueError` where the kernels were not compiled."""
-        return cls(_cpu(), isa or supported_isas()[-1], threads)
+        return cls(_cpu(), chosen_isa(isa), threads)
 
     def __str__(self) -> str:
         return f"{self.cpu} ({self.isa}, threads {self.threads})"
@@ -78,7 +78,7 @@ class Tuned:
         try:
             machine = Machine(str(data["cpu"]), str(data["isa"]), int(data["threads"]))
             products = {name: tuple(map(str, chosen)) for name, chosen in data["products"].items()}
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             raise ValueError("the tactics are damaged") from None
         for name, chosen in products.items():
             if len(chosen) != TACTIC_RANGES:

@@ -19,6 +19,9 @@ def replacing(target: Path, ours: Callable[[Path], bool]) -> Iterator[Path]:
         raise ValueError(f"{target}: exists and was not written by hybridtrt; it is left as it is")
     fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
     old = target.with_name(f".{target.name}.{os.getpid()}.old")
+    for left in target.parent.glob(f".{target.name}.*.new"):  # by a process that was killed
+        if not _runs(left.name.removesuffix(".new").rpartition(".")[2]):
+            shutil.rmtree(left, ignore_errors=True)
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     try:
@@ -31,3 +34,14 @@ def replacing(target: Path, ours: Callable[[Path], bool]) -> Iterator[Path]:
             old.rename(target)
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _runs(process: str) -> bool:
+    """Whether there is a process of this number."""
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except (PermissionError, ValueError):
+        pass
+    return True

@@ -118,7 +118,8 @@ class Bench:
         self.info = runner.info
         self.nodes: list[CountedNode] = counted_nodes(runner)
         self._engine = Engine(self._runner, options=EngineOptions(enable_block_reuse=False))  # prompts may be equal
-        self.run([[0] * min(8, self.info.max_seq_len - 2)], 2)  # touches every weight once
+        if self.info.max_seq_len > 2:
+            self.run([[0] * min(8, self.info.max_seq_len - 2)], 2)  # touches every weight once
 
     def __enter__(self) -> Bench:
         return self

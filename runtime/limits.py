@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridtrt.plugins.native.library import ISAS, load_library, supported_isas
+from hybridtrt.plugins.native.library import ISAS, chosen_isa, load_library
 
 BUSY = 0.6  # of the best: a median below shows other work
 
@@ -42,9 +42,7 @@ def measure_limits(threads: int, isa: str | None = None) -> Limits:
     Raises `ValueError` where the library or the instruction set is missing, `MemoryError` where 128 MB are.
     """
     library = load_library()
-    isa = isa or supported_isas()[-1]
-    if isa not in supported_isas():
-        raise ValueError(f"instruction set {isa!r} is not among this machine's {', '.join(supported_isas())}")
+    isa = chosen_isa(isa)
     library.ht_limits.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
     found = np.zeros(4)
     if library.ht_limits(threads, ISAS.index(isa), found.ctypes.data):

@@ -99,16 +99,18 @@ class Routing:
 class _Counter:
     """What one MoE layer's router chooses, step after step."""
 
-    def __init__(self, layer: int, top_k: int, num_experts: int, chosen: str, refused: str | None) -> None:
+    def __init__(self, layer: int, top_k: int, num_experts: int, routed: tuple[str, ...], refused: str | None) -> None:
         self.layer, self.top_k = layer, top_k
-        self.chosen = chosen  # the value of the router's order, `[T, ranked]`
+        self.weights, self.chosen = routed  # the values of the router's weights and order, `[T, ranked]`
         self.refused = refused  # the value of the tokens that found no place, `[experts]`
         self._load = np.zeros(num_experts, np.int64)
         self._overflow = np.zeros(len(FACTORS), np.int64)
         self._skipped = self._refused = 0
 
     def add(self, values: dict[str, NDArray[np.float32]]) -> None:
-        """Count one step."""
+        """Count one step. Raises `ValueError` where the router's weights are not finite."""
+        if not np.isfinite(values[self.weights][:, : self.top_k]).all():
+            raise ValueError(f"the router of layer {self.layer} gives weights that are not finite")
         chosen = values[self.chosen][:, : self.top_k].astype(np.int64)
         experts = len(self._load)
         load = np.bincount(chosen[chosen < experts], minlength=experts)
@@ -158,7 +160,7 @@ def route_text(
         if not layers:
             raise ValueError(f"{engine_dir} has no experts")
         context, windows = cut_windows(runner.info, ids, context, chunk)
-        names = [name for layer in layers for name in (layer.chosen, layer.refused) if name is not None]
+        names = [name for layer in layers for name in (layer.weights, layer.chosen, layer.refused) if name is not None]
         with progress(len(windows)) as advance:
             for window in windows:
                 runner.clear_slots([1])
@@ -185,5 +187,5 @@ def _counters(program: Program) -> list[_Counter]:
             num_experts = int(program.weights[node.weights["up"]].shape[0])
             refused = None if capacity is None else capacity.outputs[3]
             top_k = router.attributes["top_k"]
-            found.append(_Counter(int(node.name.split(".")[1]), top_k, num_experts, router.outputs[1], refused))
+            found.append(_Counter(int(node.name.split(".")[1]), top_k, num_experts, router.outputs, refused))
     return found

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -274,6 +277,11 @@ def changed(**changes: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
         (changed(build_config={"max_beam_width": 1}), "max_beam_width"),
         (changed(build_config={"max_batch_size": "8"}), "config.json"),
         (changed(build_config={"max_batch_size": 0}), r"max_batch_size=0 is not in 1\.\.4096"),
+        (changed(build_config={"max_batch_size": 8.5}), r"max_batch_size=8\.5 is not a whole number"),
+        (changed(build_config={"tokens_per_block": True}), "tokens_per_block=True is not a whole number"),
+        (changed(build_config={"exclude": [5]}), r"exclude=\[5\] is not a list of patterns"),
+        (changed(build_config={"exclude": "head"}), "exclude='head' is not a list of patterns"),
+        (changed(tactics={"cpu": "", "isa": "", "threads": math.inf, "products": {}}), "the tactics are damaged"),
         (changed(build_config={"target": "tensorrt_llm"}), "target 'tensorrt_llm' is not known"),
     ],
 )
@@ -289,7 +297,7 @@ def test_config_that_is_damaged_or_of_another_version(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", None])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, None], ids=range(5))
 def test_config_that_cannot_be_read(engine: Path, content: bytes | None) -> None:
     path = engine / "config.json"
     path.unlink()
@@ -311,3 +319,22 @@ def test_weights_that_are_damaged(engine: Path) -> None:
     assert not is_engine(engine)
     with pytest.raises(ValueError, match=r"no such file.*; build the engine again"):
         load_runner(engine)
+
+
+def test_what_a_killed_build_left_is_removed(checkpoint: Path, tmp_path: Path) -> None:
+    """What is of a process that still runs stays: another build may be at work."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left, others = tmp_path / f".engine.{gone.pid}.new", tmp_path / f".engine.{os.getppid()}.new"
+    for folder in (left, others):
+        folder.mkdir()
+    build(checkpoint, tmp_path / "engine", LIMITS)
+    assert (left.exists(), others.exists()) == (False, True)
+
+
+def test_a_pattern_that_names_nothing_is_a_warning(
+    checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    build(checkpoint, tmp_path / "engine", replace(LIMITS, exclude=("layers.0.*", "lm_haed.weight")))
+    (record,) = caplog.records
+    assert record.getMessage() == "no weight is named by --exclude lm_haed.weight"

@@ -139,12 +139,20 @@ def test_without_the_library_torch_runs_and_says_so(
     assert isinstance(runner, TorchRunner)
     (record,) = caplog.records
     assert record.getMessage() == (
-        "/nowhere/_cpu.so is missing: the C++ kernels were not compiled when hybridtrt was installed: "
-        "running on torch, which is slower"
+        "/nowhere/_cpu.so is missing: HYBRIDTRT_LIBRARY names it: running on torch, which is slower"
     )
 
 
-def test_an_instruction_set_that_is_not_known() -> None:
+def test_an_instruction_set_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an option or the environment: it is said when an engine is loaded, not when something is sampled."""
+    monkeypatch.setenv("HYBRIDTRT_ISA", "mmx")
+    with pytest.raises(ValueError, match="instruction set 'mmx' is not known"):
+        load_runner(tiny_engine("qwen3_next"))
+    monkeypatch.setenv("HYBRIDTRT_ISA", "base")
+    runner = load_runner(tiny_engine("qwen3_next"))
+    assert isinstance(runner, CpuRunner)
+    assert runner.isa == "base"
+    runner.close()
     with pytest.raises(ValueError, match="instruction set 'avx10' is not known; known: base, avx2, avx512"):
         load_runner(tiny_engine("qwen3_next"), RuntimeOptions(isa="avx10"))
 

@@ -165,13 +165,17 @@ def load_library(path: Path | None = None) -> ctypes.CDLL:
 
     Raises `ValueError` with one line where it is missing or does not load.
     """
-    path = Path(os.environ.get("HYBRIDTRT_LIBRARY") or path or LIBRARY)
+    named = os.environ.get("HYBRIDTRT_LIBRARY")
+    path = Path(named or path or LIBRARY)
     if not path.is_file():
-        raise ValueError(f"{path} is missing: the C++ kernels were not compiled when hybridtrt was installed")
+        uncompiled = "the C++ kernels were not compiled when hybridtrt was installed"
+        raise ValueError(f"{path} is missing: {'HYBRIDTRT_LIBRARY names it' if named else uncompiled}")
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise ValueError(f"{path} does not load: {error}") from None
+    if not hasattr(library, "ht_create"):
+        raise ValueError(f"{path} is not the library of hybridtrt's kernels")
     library.ht_supported.argtypes = [c_int64]
     library.ht_create.argtypes = [POINTER(_Options), POINTER(_Node), c_int64, c_char_p, c_int64]
     library.ht_create.restype = c_void_p
@@ -186,6 +190,17 @@ def load_library(path: Path | None = None) -> ctypes.CDLL:
     for function in (library.ht_profile, library.ht_times, library.ht_free):
         function.restype = None
     return library
+
+
+def chosen_isa(name: str | None = None) -> str:
+    """The instruction set of this name, or of HYBRIDTRT_ISA, or the widest. Raises `ValueError` if it does not run."""
+    supported = supported_isas()
+    isa = name or os.environ.get("HYBRIDTRT_ISA") or supported[-1]
+    if isa not in ISAS:
+        raise ValueError(f"instruction set {isa!r} is not known; known: {', '.join(ISAS)}")
+    if isa not in supported:
+        raise ValueError(f"this machine does not run {isa}; it runs {', '.join(supported)}")
+    return isa
 
 
 def supported_isas() -> tuple[str, ...]:
@@ -217,12 +232,7 @@ class Program:
         self._handle = None
         self._kept: list[object] = [nodes]  # whose memory the program uses
         self._library = load_library()
-        isa = isa or supported_isas()[-1]
-        if isa not in ISAS:
-            raise ValueError(f"instruction set {isa!r} is not known; known: {', '.join(ISAS)}")
-        if isa not in supported_isas():
-            raise ValueError(f"this machine does not run {isa}; it runs {', '.join(supported_isas())}")
-        self.isa = isa
+        self.isa = isa = chosen_isa(isa)
         self.seconds = 0.0  # of the last step
         self._groups = tuple(groups)
         self._num_nodes = len(nodes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -119,7 +118,7 @@ def run_one(
         attributes=tuple(numbers),
     )
     groups = [named["group"]] if "group" in spec.attributes else list(step.block_tables)
-    program = Program([node], 0, 0, groups, threads, os.environ.get("HYBRIDTRT_ISA"), poison=True)
+    program = Program([node], 0, 0, groups, threads, poison=True)
     program.step(_batch(step), 1)
     program.close()
     found = []

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from ctypes import POINTER, byref, c_double, c_int64, c_void_p
 from dataclasses import fields
 from functools import cache
 
 import numpy as np
 
-from hybridtrt.plugins.native.library import ISAS, load_library, supported_isas
+from hybridtrt.plugins.native.library import ISAS, chosen_isa, load_library
 from hybridtrt.plugins.sample.params import Sampled, SampleParams
 from hybridtrt.plugins.sample.reference import F32
 
@@ -40,7 +39,7 @@ def sample(logits: F32, params: SampleParams) -> Sampled:
     rows = np.empty(len(logits), _ROW)
     for name in _PARAMS:
         rows[name] = getattr(params, name)
-    library, isa = _library(os.environ.get("HYBRIDTRT_ISA"))
+    library, isa = _library(), ISAS.index(chosen_isa())
     if library.ht_sample(isa, logits.ctypes.data, logits.shape[1], rows.ctypes.data, len(rows)):
         raise MemoryError(f"no memory to sample from {logits.shape[1]} tokens")
     return Sampled(rows["token"].copy(), rows["valid"] != 0)
@@ -49,7 +48,7 @@ def sample(logits: F32, params: SampleParams) -> Sampled:
 def log_normalizer(logits: F32) -> float:
     """As `reference.log_normalizer` of a row of `logits` [V]; raises as `sample` does."""
     row, result = _rows(logits[None]), c_double()
-    library, isa = _library(os.environ.get("HYBRIDTRT_ISA"))
+    library, isa = _library(), ISAS.index(chosen_isa())
     if library.ht_log_normalizer(isa, row.ctypes.data, row.shape[1], byref(result)):
         raise MemoryError(f"no memory for a row of {row.shape[1]} logits")
     return result.value
@@ -62,12 +61,8 @@ def _rows(logits: F32) -> F32:
 
 
 @cache
-def _library(name: str | None) -> tuple[ctypes.CDLL, int]:
-    """The library, and the number of an instruction set in it: the widest where there is no name."""
-    library, supported = load_library(), supported_isas()
-    isa = name or supported[-1]
-    if isa not in supported:
-        raise ValueError(f"instruction set {isa!r} is not among this machine's {', '.join(supported)}")
+def _library() -> ctypes.CDLL:
+    library = load_library()
     library.ht_sample.argtypes = [c_int64, c_void_p, c_int64, c_void_p, c_int64]
     library.ht_log_normalizer.argtypes = [c_int64, c_void_p, c_int64, POINTER(c_double)]
-    return library, ISAS.index(isa)
+    return library

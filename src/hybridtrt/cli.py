@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,16 @@ def _integers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of integers separated by commas") from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return seconds
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -109,7 +123,7 @@ def make_parser() -> argparse.ArgumentParser:
         default=True,
         help="measure on this machine which kernels are the fastest, with as many threads as a run takes",
     )
-    one.add_argument("--tune-seconds", type=float, default=10.0, help="time for it, about")
+    one.add_argument("--tune-seconds", type=_seconds, default=10.0, help="time for it, about")
     one.add_argument(
         "--timing-cache", type=Path, metavar="FILE", help="what was measured before (hybridtrt/timing.json of the user)"
     )
@@ -183,16 +197,30 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@contextmanager
+def _cleaning_up_on_sigterm(wanted: bool) -> Iterator[None]:
+    """What is half written goes, as with Ctrl-C."""
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Bad input is one line on standard error and status 1; bad usage is status 2."""
     args = make_parser().parse_args(argv)
     try:
-        status: int = args.command(args)
-        return status
+        with _cleaning_up_on_sigterm(args.command in (commands.convert, commands.build)):
+            status: int = args.command(args)
+            return status
+    except BrokenPipeError:
+        return 1
     except (ValueError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

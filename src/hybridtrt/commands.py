@@ -154,8 +154,17 @@ def verify(args: argparse.Namespace) -> int:
     from hybridtrt.runtime.verify import show, verify
     from hybridtrt.runtime.verify_html import render_html
 
-    if read_engine_config(args.engine).build.capacity is not None:
+    config = read_engine_config(args.engine).build
+    if config.capacity is not None:
         print("warning: the engine's experts have a capacity, those of transformers have none", file=sys.stderr)
+    kept = {"weights": config.weights, "states": config.state_dtype, "KV": config.kv_cache_dtype}
+    rounded = [f"{what} in {dtype}" for what, dtype in kept.items() if dtype not in (None, "float32")]
+    if rounded and args.threshold is None:
+        print(
+            f"warning: the engine keeps {', '.join(rounded)}: it departs by what that rounds, and the default "
+            "threshold allows for the checkpoint's dtype alone; see --threshold",
+            file=sys.stderr,
+        )
     report = verify(args.model_dir, args.engine, args.threshold, stage_progress("verify"))
     if args.report is not None:
         args.report.write_text(render_html(report, f"{args.engine} against {args.model_dir}"), encoding="utf-8")
