@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from hybridtrt.build.engine import BuildConfig, is_engine, read_engine_config
+from hybridtrt.build.lowering import PackedWeight, stored_as
+from hybridtrt.build.packed_file import used_bytes
 from hybridtrt.build.tactics import Tuned
 from hybridtrt.converters.checkpoint import is_checkpoint, load_checkpoint
 from hybridtrt.converters.describe import Summary, describe, render
 from hybridtrt.converters.memory import GroupPool, MemoryPlan
 from hybridtrt.converters.model_reader import read_model_config
+from hybridtrt.plugins.program import Node
 from hybridtrt.plugins.spec import Load
 
 
@@ -50,8 +53,7 @@ class Report:
                 f"{self.memory.num_slots:,} slots",
                 *(_pages(name, pool) for name, pool in self.memory.groups.items()),
                 f"kernel tactics        {'the defaults' if self.tuned is None else self.tuned.render()}",
-                f"one decoded token     {self.decode_flops:,} operations, {self.decode_bytes:,} bytes read and written "
-                "with weights as in the checkpoint",
+                f"one decoded token     {self.decode_flops:,} operations, {self.decode_bytes:,} bytes read and written",
             ]
         return "\n".join(lines)
 
@@ -71,6 +73,13 @@ def inspect(folder: str | Path) -> Report:
     if is_engine(folder):
         config = read_engine_config(folder)
         program, load = config.program(), Load(tokens=1, sequences=1, logits_rows=1, attended=1)
+
+        def stored(node: Node, role: str) -> int:
+            name = node.weights[role]
+            shape = tuple(int(dim) for dim in program.weights[name].shape)
+            kept = stored_as(program, config.stored, node, role)
+            return used_bytes(PackedWeight((name,), kept, (shape[0],), shape))
+
         return Report(
             "engine",
             describe(config.model, config.caches()),
@@ -78,7 +87,7 @@ def inspect(folder: str | Path) -> Report:
             config.memory(),
             config.tuned,
             sum(program.flops(node, load) for node in program.nodes),
-            sum(program.bytes_moved(node, load) for node in program.nodes),
+            sum(program.bytes_moved(node, load, stored) for node in program.nodes),
         )
     if is_checkpoint(folder):
         return Report("checkpoint", describe(load_checkpoint(folder).config))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,10 +101,11 @@ class Program:
             load,
         )
 
-    def bytes_moved(self, node: Node, load: Load) -> int:
+    def bytes_moved(self, node: Node, load: Load, stored: Callable[[Node, str], int] | None = None) -> int:
         """Bytes that one node reads and writes: operands, results, weights, and its share of the caches.
 
-        Pages are counted once a key attended, states as one read and one write a sequence.
+        Pages are counted once a key attended, states as one read and one write a sequence. `stored` gives the bytes of
+        a node's weight by its role where they are not those of its dtype.
         """
         spec = op_spec(node.op)
         operands = [self.values[value] for value in (*node.inputs, *node.outputs)]
@@ -112,9 +113,9 @@ class Program:
         weights = {role: self.weights[weight] for role, weight in node.weights.items()}
         inputs = [self.values[value] for value in node.inputs]
         rows = None if spec.rows_read is None else spec.rows_read(inputs, weights, node.attributes, load)
-        for weight in weights.values():
-            size = load.size(weight.shape if rows is None else (rows, *weight.shape[1:]))
-            moved += size * DTYPE_BYTES[weight.dtype]
+        for role, weight in weights.items():
+            whole = load.size(weight.shape) * DTYPE_BYTES[weight.dtype] if stored is None else stored(node, role)
+            moved += whole if rows is None else whole * rows // int(weight.shape[0])
         for name in node.caches.values():
             cache = self.caches[name]
             if isinstance(cache, PageSpec):

@@ -338,3 +338,18 @@ def test_a_pattern_that_names_nothing_is_a_warning(
     build(checkpoint, tmp_path / "engine", replace(LIMITS, exclude=("layers.0.*", "lm_haed.weight")))
     (record,) = caplog.records
     assert record.getMessage() == "no weight is named by --exclude lm_haed.weight"
+
+
+def test_inspect_counts_the_bytes_that_are_stored(checkpoint: Path, tmp_path: Path) -> None:
+    """A format of half the bytes saves a decoded token the same share of its matrices that it saves the file."""
+    moved, file_bytes = {}, {}
+    for weights in ("float32", "bfloat16", "int8", "int4"):
+        engine = tmp_path / weights
+        build(checkpoint, engine, replace(LIMITS, weights=weights))
+        moved[weights] = inspect(engine).decode_bytes
+        file_bytes[weights] = (engine / "rank0.engine").stat().st_size
+    assert moved["float32"] > moved["bfloat16"] > moved["int8"] > moved["int4"]
+    saved = {weights: moved["float32"] - moved[weights] for weights in ("bfloat16", "int8", "int4")}
+    assert saved["int8"] / saved["bfloat16"] == pytest.approx(
+        (file_bytes["float32"] - file_bytes["int8"]) / (file_bytes["float32"] - file_bytes["bfloat16"]), rel=0.1
+    )
