@@ -54,9 +54,12 @@ def build(
     tokenizer = None if checkpoint.tokenizer_dir is None else read_tokenizer(checkpoint.tokenizer_dir)
     if checkpoint_dir.resolve().is_relative_to(out_dir.resolve()):
         raise ValueError(f"{out_dir}: holds the checkpoint itself ({checkpoint_dir})")
+    matrices = [
+        name for weight in weights.values() if weight.stored.format.startswith("panel_") for name in weight.parts
+    ]
     for pattern in build_config.exclude:
-        if not any(fnmatchcase(name, pattern) for name in config.program().weights):
-            log.warning("no weight is named by --exclude %s", pattern)
+        if not any(fnmatchcase(name, pattern) for name in matrices):
+            log.warning("exclude pattern %r matches no matrix", pattern)
     with replacing(out_dir, is_engine) as folder:
         write_packed(folder / ENGINE_FILE, weights, checkpoint.tensor, progress)
         if tune is not None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import tiny_engine
+from checkpoints import tiny_checkpoint
+from engines import LIMITS, tiny_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridtrt.build.build import build
+from hybridtrt.converters.convert import convert
 from hybridtrt.plugins.caches import PageSpec
 from hybridtrt.plugins.native.library import supported_isas
 from hybridtrt.runtime.bench import Bench
@@ -176,3 +180,10 @@ def test_work_adds() -> None:
     assert Work(1, 2) + Work(3, 4) == Work(4, 6)
     assert total([]) == Work()
     assert isinstance(runner(), CpuRunner)
+
+
+def test_an_engine_too_short_to_measure(tmp_path: Path) -> None:
+    convert(tiny_checkpoint(FAMILY), tmp_path / "checkpoint")
+    build(tmp_path / "checkpoint", tmp_path / "engine", replace(LIMITS, max_seq_len=2))
+    with Bench(load_runner(tmp_path / "engine")) as bench, pytest.raises(ValueError, match="at most 2 tokens together"):
+        bench.check([1], 1, 2)

@@ -7,6 +7,7 @@ import math
 import re
 import resource
 import shutil
+import signal
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -165,6 +166,36 @@ def test_build_takes_an_expert_capacity(command: Run, folders: Folders, tmp_path
         assert config.program().weights == replace(config, build=BuildConfig()).program().weights
     assert "warning: the engine's experts" in command("verify", folders.model, tmp_path / "engine").err
     assert "warning" not in command("verify", folders.model, folders.engine).err
+
+
+def test_verify_says_what_an_engine_rounds(command: Run, folders: Folders, tmp_path: Path) -> None:
+    """Not where the checkpoint is stored as it is, nor where somebody has said how far the engine may depart."""
+    words = ["verify", folders.model, tmp_path / "engine"]
+    for options, said in (
+        (["--weights", "float32"], None),
+        (["--weights", "int8", "--state-dtype", "bfloat16"], "warning: the engine keeps weights in int8, states in bf"),
+    ):
+        command("build", folders.checkpoint, "-o", tmp_path / "engine", *options)
+        assert [line[: len(said or "")] for line in command(*words).err.splitlines() if "warning" in line] == (
+            [] if said is None else [said]
+        )
+    assert "warning" not in command(*words, "--threshold", 10).err
+
+
+def test_a_build_that_is_terminated_cleans_up(
+    command: Run, folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with Ctrl-C; afterwards the signal means what it meant."""
+
+    def terminated(*_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("hybridtrt.build.build.write_packed", terminated)
+    done = command("build", folders.checkpoint, "-o", tmp_path / "engine")
+    assert done.status == 130
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_default_length_is_the_models_where_that_is_shorter(command: Run, tmp_path: Path) -> None:

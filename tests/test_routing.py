@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import TEXT_VOCAB, text_tokenizer, tiny_model, tiny_text_checkpoint
 from engines import LIMITS, tiny_engine, tiny_text_engine
+from numpy.typing import NDArray
 
+import hybridtrt.runtime.routing
 from hybridtrt.build.build import build
 from hybridtrt.cli import main
+from hybridtrt.plugins.step import StepBatch
+from hybridtrt.runtime.cpu_runner import CpuRunner
 from hybridtrt.runtime.routing import FACTORS, LayerRouting, Routing, route_text
 from hybridtrt.runtime.routing_report import render_routing, render_routing_html
 
@@ -158,3 +164,22 @@ def test_refuses_what_has_no_routing(text: Path, capsys: pytest.CaptureFixture[s
     assert "has no tokenizer" in capsys.readouterr().err
     assert main(["routing", str(tiny_text_engine(FAMILY)), "--text", str(text), "--chunk", "0"]) == 1
     assert "chunk=0 is not in 1..256" in capsys.readouterr().err
+
+
+def test_refuses_weights_that_are_not_finite(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = hybridtrt.runtime.routing.load_runner
+
+    def broken(*args: object) -> object:
+        runner = load(*args)  # type: ignore[arg-type]
+        assert isinstance(runner, CpuRunner)
+        trace = runner.trace
+
+        def spoilt(batch: StepBatch, names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+            return {name: value * np.float32(np.nan) for name, value in trace(batch, names).items()}
+
+        monkeypatch.setattr(runner, "trace", spoilt)
+        return runner
+
+    monkeypatch.setattr(hybridtrt.runtime.routing, "load_runner", broken)
+    with pytest.raises(ValueError, match="the router of layer 0 gives weights that are not finite"):
+        route_text(tiny_text_engine(FAMILY), text)

@@ -129,7 +129,7 @@ class Operand:
 class Weight:
     """A weight in memory: `data` holds the bytes of a `FORMATS` layout of `shape`.
 
-    `tactics` has one of `tactic_names` for each range of rows of a product with it, as its index; () is the defaults.
+    `tactics` has, for each range of rows of a product with it, the index of one in `tactics.h`; () is the defaults.
     """
 
     data: NDArray[np.uint8]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from ctypes import POINTER, byref, c_double, c_int64, c_void_p
 from dataclasses import fields
 from functools import cache
@@ -39,7 +40,7 @@ def sample(logits: F32, params: SampleParams) -> Sampled:
     rows = np.empty(len(logits), _ROW)
     for name in _PARAMS:
         rows[name] = getattr(params, name)
-    library, isa = _library(), ISAS.index(chosen_isa())
+    library, isa = _library(), _isa(os.environ.get("HYBRIDTRT_ISA"))
     if library.ht_sample(isa, logits.ctypes.data, logits.shape[1], rows.ctypes.data, len(rows)):
         raise MemoryError(f"no memory to sample from {logits.shape[1]} tokens")
     return Sampled(rows["token"].copy(), rows["valid"] != 0)
@@ -48,7 +49,7 @@ def sample(logits: F32, params: SampleParams) -> Sampled:
 def log_normalizer(logits: F32) -> float:
     """As `reference.log_normalizer` of a row of `logits` [V]; raises as `sample` does."""
     row, result = _rows(logits[None]), c_double()
-    library, isa = _library(), ISAS.index(chosen_isa())
+    library, isa = _library(), _isa(os.environ.get("HYBRIDTRT_ISA"))
     if library.ht_log_normalizer(isa, row.ctypes.data, row.shape[1], byref(result)):
         raise MemoryError(f"no memory for a row of {row.shape[1]} logits")
     return result.value
@@ -58,6 +59,11 @@ def _rows(logits: F32) -> F32:
     if logits.ndim != 2 or not logits.shape[1]:
         raise ValueError(f"logits of shape {logits.shape} have no rows of tokens")
     return np.ascontiguousarray(logits, np.float32)
+
+
+@cache
+def _isa(name: str | None) -> int:
+    return ISAS.index(chosen_isa(name))
 
 
 @cache

@@ -154,10 +154,12 @@ def verify(args: argparse.Namespace) -> int:
     from hybridtrt.runtime.verify import show, verify
     from hybridtrt.runtime.verify_html import render_html
 
-    config = read_engine_config(args.engine).build
+    engine = read_engine_config(args.engine)
+    config = engine.build
     if config.capacity is not None:
         print("warning: the engine's experts have a capacity, those of transformers have none", file=sys.stderr)
-    kept = {"weights": config.weights, "states": config.state_dtype, "KV": config.kv_cache_dtype}
+    weights = None if config.weights == engine.model.dtype else config.weights
+    kept = {"weights": weights, "states": config.state_dtype, "KV": config.kv_cache_dtype}
     rounded = [f"{what} in {dtype}" for what, dtype in kept.items() if dtype not in (None, "float32")]
     if rounded and args.threshold is None:
         print(
