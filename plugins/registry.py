@@ -54,18 +54,28 @@ def op_spec(name: str) -> OpSpec:
     return _index()[name][0]
 
 
+def room_of(name: str) -> str:
+    """The room of an operator, by its folder's name. Raises `ValueError` for an unknown name."""
+    return _index()[op_spec(name).name][1]
+
+
 def kernel(name: str, walker: str) -> Callable[..., Any]:
     """The function of `walker` (one of `WALKERS`) that computes an operator.
 
-    `reference` is the definition, `torch` the vectorised form of it, `cpu` the C++ kernel.
+    `reference` is the definition, `torch` the vectorised form of it, `cpu` the C++ kernel, `gpu` the launches in the
+    Triton language of the operators that are plugins on a GPU.
     """
-    if walker not in WALKERS:
-        raise ValueError(f"walker {walker!r} is not known; known: {', '.join(WALKERS)}")
-    spec, room = op_spec(name), _index()[name][1]
+    if walker not in (*WALKERS, "gpu"):
+        raise ValueError(f"walker {walker!r} is not known; known: {', '.join(WALKERS)}, gpu")
+    spec = op_spec(name)
     if walker == "cpu":
         from hybridtrt.plugins.native.one_op import native_kernel
 
         return native_kernel(spec)
-    module = importlib.import_module(f"hybridtrt.plugins.{room}.{MODULES[walker]}")
+    if walker == "gpu":
+        from hybridtrt.plugins.gpu.torch_launch import torch_launch
+
+        return torch_launch(spec)
+    module = importlib.import_module(f"hybridtrt.plugins.{room_of(name)}.{MODULES[walker]}")
     function: Callable[..., Any] = getattr(module, name)
     return function

@@ -1,0 +1,113 @@
+"""What a GPU runs for one operator call: launches declared as plain data, by a function in the operator's room.
+
+The parameters of a kernel are its declaration. One that is annotated `tl.constexpr` is a constant of the launch; `T`,
+`B` and `P` are sizes of the step; every other one is an operand of the call, a result or scratch memory, by its name.
+An operand that the call lacks is None.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from hybridtrt.plugins.call import Call
+from hybridtrt.plugins.registry import room_of
+from hybridtrt.plugins.spec import TensorSpec
+
+PLUGINS = ("causal_conv",)  # operators that are plugins on a GPU; TensorRT has the others
+DTYPES = ("float32", "bfloat16", "float16")  # of activations, weights and caches
+
+
+class Sizes(NamedTuple):
+    """Sizes of a step: whole numbers, or symbols that can be added, multiplied and divided to a whole number."""
+
+    T: Any  # tokens
+    B: Any  # rows
+    P: Any  # pages of a row in the block table
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel. It writes what `writes` names and only reads the rest.
+
+    `grid` gives the number of programs along up to three axes. A launch for "longer" rows does nothing to rows of one
+    token and is left out of a step in which all rows are such; one for "single" rows does nothing to the others.
+    """
+
+    kernel: Any
+    grid: Callable[[Sizes], tuple[Any, ...]]
+    writes: tuple[str, ...]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    rows: Literal["all", "single", "longer"] = "all"
+    num_warps: int = 4
+    num_stages: int = 2
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.fn.__name__)
+
+    def runs(self, sizes: Sizes) -> bool:
+        """Whether a step of these sizes needs it. Every row has at least one token."""
+        return self.rows != "longer" or sizes.T != sizes.B
+
+    def parameters(self) -> tuple[str, ...]:
+        """Names of all parameters, in order."""
+        return tuple(inspect.signature(self.kernel.fn).parameters)
+
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the parameters that are not constants, in order."""
+        return tuple(name for name in self.parameters() if name not in self.constants)
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Memory that lives for one call."""
+
+    shape: Callable[[Sizes], tuple[Any, ...]]
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The launches of a call, in order, and the scratch memory between them."""
+
+    launches: tuple[Launch, ...]
+    scratch: Mapping[str, Scratch] = field(default_factory=dict)
+
+
+def plan(call: Call) -> Plan:
+    """The launches of a call. Raises `ValueError`, naming the node, for sizes and dtypes that no kernel supports."""
+    module = importlib.import_module(f"hybridtrt.plugins.{room_of(call.op)}.gpu")
+    try:
+        for operand in call.operands:
+            known = DTYPES if operand.source in ("input", "weight", "cache") else ("int32",)
+            if operand.spec.dtype not in (*known, "int32", "int64"):
+                raise ValueError(f"{operand.name} is {operand.spec.dtype}, not one of {', '.join(known)}")
+        made: Plan = getattr(module, call.op)(call)
+        return made
+    except ValueError as error:
+        raise ValueError(f"{call.name} ({call.op}): {error}") from None
+
+
+def cdiv(a: Any, b: int) -> Any:
+    """a / b, rounded up."""
+    return (a + b - 1) // b
+
+
+def tiles(sizes: Sizes, size: int) -> Any:
+    """Programs that cover all rows of a step in tiles of `size` tokens: see `device.tile`."""
+    return sizes.T // size + sizes.B
+
+
+def power_of_2(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def elements(spec: TensorSpec) -> int:
+    """Elements of a row (token, slot or page) of an operand, or of all of a weight."""
+    return math.prod(int(dim) for dim in spec.shape if not isinstance(dim, str))

@@ -1,0 +1,87 @@
+"""Calls at the shapes of published models, for which kernels are compiled, and what each kernel may take.
+
+`BUDGETS` is the gate: bytes of stack a thread (spilled registers), and whether tensor cores are meant to be used. A
+kernel that is not in it fails the test. Shared memory has the limits of the GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hybridtrt.plugins.call import STEP_SHAPES, Call, Operand
+from hybridtrt.plugins.registry import op_spec
+from hybridtrt.plugins.spec import Shape, TensorSpec
+
+PRECISE = ("A_log", "D", "dt_bias", "sinks", "decay", "selection_bias")  # weights that stay float32
+PAGE = 32
+
+
+@dataclass(frozen=True)
+class Budget:
+    """`stack` in bytes a thread; `matrix`: a matrix instruction must be there when activations have 16 bits."""
+
+    stack: int = 0
+    matrix: bool = False
+
+
+def call(
+    op: str,
+    inputs: Mapping[str, Shape],
+    weights: Mapping[str, tuple[int, ...]],
+    caches: Mapping[str, tuple[int, ...]],
+    attributes: Mapping[str, Any],
+    dtype: str = "bfloat16",
+    float32: tuple[str, ...] = (),
+) -> Call:
+    """A call by the shapes of a token of each input, of the weights, and of a slot or of a page's token of each cache.
+
+    Everything is in `dtype` but states, the weights that models keep precise, and what `float32` names.
+    """
+    spec = op_spec(op)
+    precise = (*PRECISE, *float32)
+
+    def typed(name: str, shape: Shape) -> TensorSpec:
+        return TensorSpec(shape, "float32" if name in precise else dtype)
+
+    values = {name: typed(name, ("T", *shape)) for name, shape in inputs.items()}
+    kept = {name: typed(name, shape) for name, shape in weights.items()}
+    operands = [Operand(name, "input", value, name) for name, value in values.items()]
+    operands += [Operand(name, "weight", weight, name) for name, weight in kept.items()]
+    for name, shape in caches.items():
+        paged = name == "kv"
+        pool = TensorSpec(("pages", PAGE, *shape) if paged else ("slots", *shape), dtype if paged else "float32")
+        operands.append(Operand(name, "cache", pool, name))
+    operands += [Operand(name, "step", TensorSpec(STEP_SHAPES[name], "int32"), name) for name in spec.step_inputs]
+    results = tuple(spec.infer(list(values.values()), kept, attributes))
+    return Call(op, op, tuple(operands), results, attributes)
+
+
+def conv(channels: int, width: int, **options: Any) -> Call:
+    return call(
+        "causal_conv",
+        {"x": (channels,)},
+        {"weight": (channels, width), "bias": (channels,)},
+        {"state": (channels, width - 1)},
+        {"activation": "silu"},
+        float32=("weight", "bias"),
+        **options,
+    )
+
+
+CALLS: dict[str, Call] = {
+    "conv_qwen3_next": conv(8192, 4),
+    "conv_nemotron_h": conv(6144, 4),
+    "conv_float32": conv(512, 3, dtype="float32"),
+    "conv_grouped": call(
+        "causal_conv", {"x": (1280,)}, {"weight": (1280, 128, 2)}, {"state": (1280, 1)}, {}, float32=("weight",)
+    ),
+}
+
+BUDGETS: dict[str, Budget] = {
+    "causal_conv_single": Budget(),
+    "causal_conv_tile": Budget(),
+    "causal_conv_grouped_tile": Budget(matrix=True),
+    "causal_conv_state": Budget(),
+}

@@ -1,0 +1,55 @@
+"""Machine code of every kernel in the Triton language, for GPUs that are not here: what it takes, and what it holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gpu_calls import BUDGETS, CALLS, Budget
+
+from hybridtrt.plugins.gpu.compile import SHARED_MEMORY, Compiled, compile_calls
+from hybridtrt.plugins.gpu.plan import PLUGINS
+
+ROOT = Path(__file__).resolve().parent.parent
+CAPABILITIES = (80, 90, 100, 120)
+
+
+def faults(compiled: Compiled, budget: Budget, sixteen_bits: bool) -> list[str]:
+    """What breaks the gate."""
+    found = []
+    if compiled.traps:
+        found.append("traps")
+    if compiled.stack_bytes > budget.stack:
+        found.append(f"{compiled.stack_bytes} bytes of stack, {budget.stack} allowed")
+    if compiled.shared_bytes > SHARED_MEMORY[compiled.compute_capability] * 1024:
+        found.append(f"{compiled.shared_bytes} bytes of shared memory")
+    if budget.matrix and sixteen_bits and not compiled.matrix_instructions:
+        found.append("no matrix instruction")
+    return found
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_kernel_keeps_to_its_budget(name: str) -> None:
+    call = CALLS[name]
+    sixteen_bits = any(operand.spec.dtype in ("bfloat16", "float16") for operand in call.of("input"))
+    (kernels,) = compile_calls([call], CAPABILITIES, ROOT / ".cache/gpu", workers=1)
+    assert {kernel.compute_capability for kernel in kernels} == set(CAPABILITIES)
+    found = {
+        f"{kernel.kernel} sm_{kernel.compute_capability}": broken
+        for kernel in kernels
+        if (broken := faults(kernel, BUDGETS[kernel.kernel], sixteen_bits))
+    }
+    assert not found
+
+
+def test_every_plugin_is_compiled() -> None:
+    assert {call.op for call in CALLS.values()} == set(PLUGINS)
+
+
+def test_the_gate_can_fail(tmp_path: Path) -> None:
+    """A kernel that spills, traps, asks for too much or has lost its tensor cores does not pass."""
+    kernel = compile_calls([CALLS["conv_float32"]], [86], tmp_path, workers=1)[0][0]
+    assert faults(kernel, Budget(), True) == []
+    worse = replace(kernel, traps=True, stack_bytes=8, shared_bytes=100 * 1024)
+    assert len(faults(worse, Budget(matrix=True), True)) == 4
