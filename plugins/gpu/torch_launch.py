@@ -38,10 +38,10 @@ def launch(call: Call, memory: dict[str, Tensor | None]) -> Tensor | tuple[Tenso
     sizes = _sizes(call, memory)
     device = next(tensor.device for tensor in memory.values() if tensor is not None)
     results = []
-    for name, result in zip(call.result_names(), call.results, strict=True):
+    for result in call.results:
         shape = tuple(getattr(sizes, dim) if isinstance(dim, str) else dim for dim in result.shape)
-        memory[name] = _new(shape, result.dtype, device)
-        results.append(memory[name])
+        results.append(_new(shape, result.dtype, device))
+    memory |= zip(call.result_names(), results, strict=True)
     planned = plan(call)
     for name, scratch in planned.scratch.items():
         memory[name] = _new(scratch.shape(sizes), scratch.dtype, device)
