@@ -44,7 +44,8 @@ class Call:
     """An operator with its operands in the order in which every plugin takes them, and with what it returns.
 
     Operands are the inputs, the weights and the caches that the node has, in the order of the operator's spec, then the
-    arrays of the step contract that it reads; the block table is that of the node's page group. A plugin returns the
+    arrays of the step contract that it reads. The block table is that of the node's page group; an operator without one
+    gets the first group's, if there is any: a row that is no padding has a page of every group. A plugin returns the
     operator's results and then, as aliases of its operands, the caches.
     """
 
@@ -87,10 +88,19 @@ def call_of(program: Program, node: Node, page_size: int, dtype_of: Callable[[st
         cache = program.caches[node.caches[role]]
         operands.append(Operand(role, "cache", pool_spec(cache, page_size), cache.name))
     for name in spec.step_inputs:
-        bound_to = f"block_tables.{node.attributes['group']}" if name == "block_tables" else name
+        bound_to = name
+        if name == "block_tables":
+            group = node.attributes.get("group", _first_group(program))
+            if group is None:
+                continue
+            bound_to = f"{name}.{group}"
         operands.append(Operand(name, "step", TensorSpec(STEP_SHAPES[name], "int32"), bound_to))
     results = tuple(typed(output, program.values[output]) for output in node.outputs)
     return Call(node.op, node.name, tuple(operands), results, node.attributes)
+
+
+def _first_group(program: Program) -> str | None:
+    return next((cache.group for cache in program.caches.values() if isinstance(cache, PageSpec)), None)
 
 
 def pool_spec(cache: CacheSpec, page_size: int) -> TensorSpec:
