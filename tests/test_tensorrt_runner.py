@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from engines import tiny_engine
 from host_device import HostDevice, HostEngine
 from steps import cut, make_batch, place
@@ -154,7 +155,7 @@ def test_pages_and_slots_are_saved_moved_and_restored() -> None:
     pages = [isinstance(pool.spec, PageSpec) for pool in runner._pools]
     for is_page, data, copied in zip(pages, want, bytes_of(6, 3), strict=True):
         assert copied == (data if is_page else bytes(len(data)))
-    with pytest.raises(ValueError, match="is not in 0.."):
+    with pytest.raises(ValueError, match=r"is not in 0\.\."):
         runner.clear_slots([info.num_slots])
 
 
@@ -167,3 +168,13 @@ def test_an_engine_with_other_inputs_is_refused() -> None:
     engine.names |= {"layers.9.strange"}
     with pytest.raises(ValueError, match=r"nothing is bound to: layers\.9\.strange$"):
         TensorRTRunner(runner_info(config, RuntimeOptions()), device, engine, engine.outputs)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_there_is_one_clear_line() -> None:
+    from hybridtrt.runtime.gpu.cuda_device import CudaDevice
+
+    with pytest.raises(
+        ValueError, match=r"needs an NVIDIA GPU, and CUDA finds none here \(\w+\); build with --target cpu"
+    ):
+        CudaDevice()
