@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -65,6 +67,15 @@ class Call:
     def of(self, source: Source) -> tuple[Operand, ...]:
         """The operands of one source."""
         return tuple(operand for operand in self.operands if operand.source == source)
+
+    @property
+    def key(self) -> str:
+        """A digest of all that its kernels depend on: calls of one key differ in names alone."""
+        operands = [(operand.name, operand.spec.shape, operand.spec.dtype) for operand in self.operands]
+        results = [(result.shape, result.dtype) for result in self.results]
+        attributes = {name: value for name, value in self.attributes.items() if name != "group"}
+        text = json.dumps([self.op, operands, results, attributes], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def result_names(self) -> tuple[str, ...]:
         """What kernels call the results: `out`, or `out_0`, `out_1`, ... where there are several."""

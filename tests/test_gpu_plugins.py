@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import typing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from gpu_calls import CALLS
 from hybridtrt.plugins.call import Call
 from hybridtrt.plugins.gpu.aot import aot_nodes, register
 from hybridtrt.plugins.gpu.compile import Compiled, compile_calls
+from hybridtrt.plugins.gpu.kernel_folder import KernelFolder, write_kernels
 from hybridtrt.plugins.gpu.launcher import Launcher
 from hybridtrt.plugins.gpu.plan import Sizes, plan
 from hybridtrt.plugins.gpu.ptx import with_parameters
@@ -199,3 +201,41 @@ def test_a_registered_node_says_shapes_aliases_and_launch() -> None:
         assert [getattr(params, f"grid_{axis}") for axis in "xyz"[: len(grid)]] == list(grid)
         assert (params.block_x, params.shared_mem) == (32 * kernel.num_warps, kernel.shared_bytes)
         assert numbers == [{"T": 100, "B": 3}[name] for name in node.scalars]
+
+
+def test_kernels_of_an_engine_come_back_from_their_folder(tmp_path: Path) -> None:
+    """Two calls that differ in names share kernels; each compute capability has its own."""
+    call = CALLS["conv_float32"]
+    calls = [call, replace(call, name="another"), CALLS["conv_grouped"]]
+    seen: list[tuple[int, int]] = []
+    write_kernels(
+        tmp_path / "kernels", calls, [80, 90], ROOT / ".cache/gpu", lambda done, total: seen.append((done, total))
+    )
+    assert seen == [(1, 2), (2, 2)]
+    for capability in (80, 90):
+        driver = RecordingDriver()
+        folder = KernelFolder(tmp_path / "kernels", capability, driver)
+        assert folder.launcher(calls[0]) is folder.launcher(calls[1])
+        assert len(driver.loaded) == len(plan(call).launches)
+    with pytest.raises(
+        ValueError, match="kernels for compute capability 80, 90, not for 89, which this GPU has; build"
+    ):
+        KernelFolder(tmp_path / "kernels", 89, RecordingDriver())
+    with pytest.raises(ValueError, match=r"there are no kernels for causal_conv \(causal_conv\)"):
+        folder.launcher(CALLS["conv_qwen3_next"])
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"compute_capabilities": [80], "calls": {"a": {}}}', "[]"])
+def test_a_damaged_folder_of_kernels(text: str, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
+        KernelFolder(tmp_path, 80, RecordingDriver())
+    with pytest.raises(ValueError, match=r"kernels of the engine are missing \(No such file or directory\)"):
+        KernelFolder(tmp_path / "nowhere", 80, RecordingDriver())
+
+
+def test_a_missing_kernel(tmp_path: Path) -> None:
+    write_kernels(tmp_path / "kernels", [CALLS["conv_float32"]], [90], ROOT / ".cache/gpu")
+    next((tmp_path / "kernels").rglob("*.cubin")).unlink()
+    with pytest.raises(ValueError, match=r"the kernel of causal_conv \(causal_conv\) is missing or damaged"):
+        KernelFolder(tmp_path / "kernels", 90, RecordingDriver()).launcher(CALLS["conv_float32"])

@@ -8,7 +8,6 @@ both, as an alias. The kernel itself is the one that all other ways use, with it
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -86,7 +85,7 @@ def aot_nodes(call: Call, kernels: Sequence[Compiled]) -> list[AotNode]:
         order = [*(number.get(name) for name in inputs), *(number[name] for name in scalars), *new]
         nodes.append(
             AotNode(
-                plugin=f"{kernel.kernel}_{kernel.key[:16]}_{_digest(call)}",
+                plugin=f"{kernel.kernel}_{kernel.key[:16]}_{call.key[:16]}",
                 inputs=tuple(inputs),
                 outputs=outputs,
                 scalars=scalars,
@@ -101,12 +100,6 @@ def aot_nodes(call: Call, kernels: Sequence[Compiled]) -> list[AotNode]:
         )
         written |= set(launch.writes)
     return nodes
-
-
-def _digest(call: Call) -> str:
-    """Of all that the shapes and the grid of a node depend on besides its kernel."""
-    specs = [(operand.name, operand.spec) for operand in call.operands]
-    return hashlib.sha256(repr((call.op, specs, call.results)).encode()).hexdigest()[:16]
 
 
 def _shape_of(shape: tuple[Dim, ...]) -> Grid:

@@ -109,7 +109,7 @@ def _compile(call: Call, planned: Plan, launch: Launch, capability: int, cache: 
 
     types = signature(call, planned, launch)
     key = _key(launch, types, capability)
-    kept = None if cache is None else _load(cache / key)
+    kept = None if cache is None else load_kernel(cache / key)
     if kept is not None:
         return kept
     from triton.backends.compiler import GPUTarget
@@ -148,7 +148,7 @@ def _compile(call: Call, planned: Plan, launch: Launch, capability: int, cache: 
         cubin=made.asm["cubin"],
     )
     if cache is not None:
-        _save(compiled, cache / key)
+        save_kernel(compiled, cache / key)
     return compiled
 
 
@@ -175,7 +175,8 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _save(compiled: Compiled, folder: Path) -> None:
+def save_kernel(compiled: Compiled, folder: Path) -> None:
+    """Write a kernel to a folder of its own; whoever reads at the same time finds all of it or nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in _files(compiled):
         with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
@@ -190,11 +191,12 @@ def _files(compiled: Compiled) -> Iterator[tuple[str, bytes]]:
     yield "kernel.json", json.dumps(compiled.describe()).encode()
 
 
-def _load(folder: Path) -> Compiled | None:
+def load_kernel(folder: Path) -> Compiled | None:
+    """The kernel of a folder, or None where it is absent or damaged."""
     try:
         data = json.loads((folder / "kernel.json").read_text(encoding="utf-8"))
         lists = {name: tuple(data[name]) for name in ("arguments", "matrix_instructions")}
         code = {"ptx": (folder / "kernel.ptx").read_text(encoding="utf-8")}
         return Compiled(**data | lists | code, cubin=(folder / "kernel.cubin").read_bytes())
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # absent or damaged: compiled again
+        return None

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from hybridtrt.plugins.caches import DTYPE_BYTES
 from hybridtrt.plugins.call import Call
 from hybridtrt.plugins.gpu.compile import ALIGNMENT, Compiled
 from hybridtrt.plugins.gpu.plan import Sizes, plan
 
-_SCRATCH_ALIGNMENT = 256
 _WARP = 32
 _SIZES = frozenset(Sizes._fields)
 
@@ -46,7 +43,7 @@ class Launcher:
 
     def scratch_bytes(self, sizes: Sizes) -> int:
         """Memory that a step of these sizes needs besides operands and results."""
-        return sum(self._scratch(sizes).values())
+        return self._plan.scratch_places(sizes)[1]
 
     def launch(self, pointers: Mapping[str, int], sizes: Sizes, scratch: int, stream: int) -> None:
         """Launch everything that the step needs.
@@ -54,9 +51,8 @@ class Launcher:
         `pointers` holds the address of every operand and result by its name, `scratch` is that of `scratch_bytes`.
         Raises `ValueError` for an address that is not aligned as the kernels were promised.
         """
-        addresses = dict(pointers)
-        for name, size in self._scratch(sizes).items():
-            addresses[name], scratch = scratch, scratch + size
+        places, _ = self._plan.scratch_places(sizes)
+        addresses = {**pointers, **{name: scratch + place for name, place in places.items()}}
         for name, address in addresses.items():
             if address % ALIGNMENT:
                 raise ValueError(f"{name} at {address:#x} is not aligned to {ALIGNMENT} bytes")
@@ -71,11 +67,3 @@ class Launcher:
             arguments += [ctypes.c_void_p(None)] * 2  # scratch and profile of the compiler, which these kernels lack
             threads = kernel.num_warps * _WARP
             self._driver.launch(function, (x, y, z), threads, kernel.shared_bytes, stream, arguments)
-
-    def _scratch(self, sizes: Sizes) -> dict[str, int]:
-        """Bytes of each scratch operand, rounded up so that the next one is aligned."""
-        return {
-            name: -(-math.prod(scratch.shape(sizes)) * DTYPE_BYTES[scratch.dtype] // _SCRATCH_ALIGNMENT)
-            * _SCRATCH_ALIGNMENT
-            for name, scratch in self._plan.scratch.items()
-        }

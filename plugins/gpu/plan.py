@@ -14,11 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from hybridtrt.plugins.caches import DTYPE_BYTES
 from hybridtrt.plugins.call import Call
 from hybridtrt.plugins.registry import room_of
 from hybridtrt.plugins.spec import TensorSpec
 
 PLUGINS = ("causal_conv",)  # operators that are plugins on a GPU; TensorRT has the others
+SCRATCH_ALIGNMENT = 256
 DTYPES = ("float32", "bfloat16", "float16")  # of activations, weights and caches
 
 
@@ -77,6 +79,15 @@ class Plan:
 
     launches: tuple[Launch, ...]
     scratch: Mapping[str, Scratch] = field(default_factory=dict)
+
+    def scratch_places(self, sizes: Sizes) -> tuple[dict[str, int], int]:
+        """Where each scratch operand begins in memory for all of them, in bytes, and how much that is."""
+        places, end = {}, 0
+        for name, scratch in self.scratch.items():
+            places[name] = end
+            size = math.prod(scratch.shape(sizes)) * DTYPE_BYTES[scratch.dtype]
+            end += -(-size // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+        return places, end
 
 
 def plan(call: Call) -> Plan:
