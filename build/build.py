@@ -13,6 +13,7 @@ from hybridtrt.build.engine import CONFIG_FILE, ENGINE_FILE, TOKENIZER, BuildCon
 from hybridtrt.build.hf_tokenizer import read_tokenizer
 from hybridtrt.build.packed_tensors import write_packed
 from hybridtrt.build.tactics import Tuned
+from hybridtrt.build.targets import ACTIVATIONS, COMPUTE_CAPABILITIES, CPU, GPU_TARGETS
 from hybridtrt.converters.checkpoint import load_checkpoint
 from hybridtrt.converters.ffns import MoeConfig
 from hybridtrt.converters.replacing import replacing
@@ -21,10 +22,23 @@ from hybridtrt.converters.safetensors_writer import Progress
 log = logging.getLogger("hybridtrt.build")
 
 
-def default_build_config(checkpoint_dir: str | Path) -> BuildConfig:
-    """The defaults, with `max_seq_len` no longer than the model's positions."""
-    positions = load_checkpoint(checkpoint_dir).config.max_length
-    return BuildConfig(max_seq_len=min(BuildConfig.max_seq_len, positions))
+def default_build_config(checkpoint_dir: str | Path, target: str = CPU, activations: str | None = None) -> BuildConfig:
+    """The defaults of a target, with `max_seq_len` no longer than the model's positions.
+
+    On a GPU activations are float16 where the checkpoint is, else bfloat16, and KV pages are of their dtype.
+    """
+    model = load_checkpoint(checkpoint_dir).config
+    config = BuildConfig(max_seq_len=min(BuildConfig.max_seq_len, model.max_length))
+    if target not in GPU_TARGETS:
+        return replace(config, target=target)
+    activations = activations or (model.dtype if model.dtype in ACTIVATIONS else ACTIVATIONS[0])
+    return replace(
+        config,
+        target=target,
+        activations=activations,
+        kv_cache_dtype=activations,
+        compute_capabilities=COMPUTE_CAPABILITIES[target],
+    )
 
 
 def build(

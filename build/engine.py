@@ -16,6 +16,7 @@ from hybridtrt.build.lowering import LoweredProgram, StoredAs, lower
 from hybridtrt.build.network import build_program
 from hybridtrt.build.packed_file import stored_bytes
 from hybridtrt.build.tactics import Tuned
+from hybridtrt.build.targets import CPU, GROUP_SIZES, TARGETS, check_gpu_options, check_weights
 from hybridtrt.converters.config import DTYPES, ModelConfig
 from hybridtrt.converters.memory import MemoryPlan, PoolLimits, cache_memory, plan_memory, stored_as
 from hybridtrt.plugins.caches import CacheSpec
@@ -25,9 +26,6 @@ from hybridtrt.plugins.program import Program
 CONFIG_FILE = "config.json"
 ENGINE_FILE = "rank0.engine"  # packed weights: packed_file.py
 TOKENIZER = "tokenizer"
-TARGETS = ("cpu",)
-GROUP_SIZES = {"int8": (0, 32, 64, 128), "int4": (32, 64, 128)}  # the first is the default; 0: a scale an output
-WEIGHTS = ("float32", "bfloat16", *GROUP_SIZES)
 
 
 @dataclass(frozen=True)
@@ -38,16 +36,20 @@ class BuildConfig:
     and output of one sequence, `max_batch_size` the sequences of one step; `tokens_per_block` is the page size.
     States are kept in `state_dtype` and pages in `kv_cache_dtype`; whatever these are, scans compute in float32.
 
-    Matrices are stored as `weights` says: one of `WEIGHTS`, or None for what the checkpoint has (float16 as float32).
+    Matrices are stored as `weights` says: one of `WEIGHTS[target]`, or None for what the checkpoint has (float16 as
+    float32), on a GPU for the dtype of the activations.
     int8 and int4 have a scale for every `group_size` numbers of an output, 0 for all of them. Matrices whose names
     match a pattern of `exclude` stay as the checkpoint has them, and so do embeddings, routers, norms, convolutions, A
     and dt always.
 
     `moe_capacity_factor` bounds the tokens that an expert takes in a step, and `moe_overflow` says what becomes of the
     others (`Capacity`); None: no bound, as the model was trained. With a bound results depend on the batch.
+
+    A GPU target computes in `activations`, one of `ACTIVATIONS`, for the GPUs of `compute_capabilities` (89 for 8.9).
+    With `weights_as_inputs` its engine has no weights; they are read from the checkpoint when it is loaded.
     """
 
-    target: str = "cpu"
+    target: str = CPU
     max_batch_size: int = 8
     max_num_tokens: int = 512
     max_seq_len: int = 2048
@@ -59,6 +61,9 @@ class BuildConfig:
     exclude: tuple[str, ...] = ()
     moe_capacity_factor: float | None = None
     moe_overflow: str | None = None
+    activations: str | None = None
+    compute_capabilities: tuple[int, ...] = ()
+    weights_as_inputs: bool = False
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
@@ -70,8 +75,11 @@ class BuildConfig:
             )
         if self.kv_cache_dtype not in DTYPES:
             raise ValueError(f"kv_cache_dtype={self.kv_cache_dtype!r} is not one of {', '.join(DTYPES)}")
-        if self.weights is not None and self.weights not in WEIGHTS:
-            raise ValueError(f"weights={self.weights!r} is not one of {', '.join(WEIGHTS)}")
+        check_weights(self.target, self.weights, self.activations)
+        object.__setattr__(self, "compute_capabilities", tuple(self.compute_capabilities))
+        check_gpu_options(
+            self.target, self.activations, self.compute_capabilities, self.weights, self.weights_as_inputs
+        )
         sizes = GROUP_SIZES.get(self.weights or "", ())
         if self.group_size is not None and self.group_size not in sizes:
             known = f"one of {', '.join(map(str, sizes))}" if sizes else "int8 or int4 weights"

@@ -1,0 +1,64 @@
+"""What an engine can be built for, and what each target can do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hybridtrt.converters.config import DTYPES
+
+CPU = "cpu"
+GPU_TARGETS = ("tensorrt", "tensorrt-rtx")
+TARGETS = (CPU, *GPU_TARGETS)
+ACTIVATIONS = ("bfloat16", "float16")  # on a GPU; the CPU computes in float32
+GROUP_SIZES = {"int8": (0, 32, 64, 128), "int4": (32, 64, 128)}  # the first is the default; 0: a scale an output
+WEIGHTS = {
+    CPU: ("float32", "bfloat16", *GROUP_SIZES),
+    **dict.fromkeys(GPU_TARGETS, ("bfloat16", "float16", *GROUP_SIZES, "fp8")),
+}
+# TensorRT-RTX builds for these; full TensorRT builds for the GPU of the machine.
+COMPUTE_CAPABILITIES = {"tensorrt-rtx": (80, 86, 89, 120), "tensorrt": (80, 86, 89, 90, 100, 120)}
+FP8_COMPUTE_CAPABILITY = 89  # the first that has FP8
+
+
+def check_weights(target: str, weights: str | None, activations: str | None) -> None:
+    """Raise `ValueError` for a format of matrices that the target does not have."""
+    if weights is None:
+        return
+    known = WEIGHTS[target]
+    if weights not in known:
+        raise ValueError(f"weights={weights!r} with target={target}: expected one of {', '.join(known)}")
+    if target in GPU_TARGETS and weights in DTYPES and weights != activations:
+        raise ValueError(f"weights={weights!r} with activations={activations!r}: on a GPU they are of one dtype")
+
+
+def check_gpu_options(
+    target: str,
+    activations: str | None,
+    compute_capabilities: Sequence[int],
+    weights: str | None,
+    weights_as_inputs: bool,
+) -> None:
+    """Raise `ValueError` for options of a GPU target that do not fit it, and for any with the target cpu."""
+    if target == CPU:
+        for name, value in (
+            ("activations", activations),
+            ("compute_capabilities", list(compute_capabilities)),
+            ("weights_as_inputs", weights_as_inputs),
+        ):
+            if value:
+                raise ValueError(f"{name}={value} with target=cpu: expected target {' or '.join(GPU_TARGETS)}")
+        return
+    if activations not in ACTIVATIONS:
+        raise ValueError(f"activations={activations!r} is not one of {', '.join(ACTIVATIONS)}")
+    known = COMPUTE_CAPABILITIES[target]
+    if not compute_capabilities:
+        raise ValueError(f"compute_capabilities is empty: expected some of {', '.join(map(str, known))}")
+    for capability in compute_capabilities:
+        if capability not in known:
+            raise ValueError(
+                f"compute_capability={capability} with target={target}: expected one of {', '.join(map(str, known))}"
+            )
+        if weights == "fp8" and capability < FP8_COMPUTE_CAPABILITY:
+            raise ValueError(
+                f"weights='fp8' with compute_capability={capability}: FP8 begins at {FP8_COMPUTE_CAPABILITY}"
+            )
