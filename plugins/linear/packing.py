@@ -48,6 +48,26 @@ def unpack(data: Bytes, form: str, shape: Sequence[int], group: int = 0) -> Tens
     return matrix.flatten(1, 2)[:, :n].reshape(*lead, n, k).contiguous()
 
 
+def integers(matrix: Tensor, bits: int, group: int = 0) -> tuple[Tensor, Tensor]:
+    """Whole numbers `[N, K]` int8 and their scales `[N, groups]` bfloat16, all above zero, of a matrix `[N, K]`.
+
+    They are rounded as `pack` does it, but that there the scale of a group may be negative in 4 bits. A group of zeros
+    has scale 1. `group` divides K; 0: one group a row.
+    """
+    n, k = matrix.shape
+    group = group or k
+    numbers = torch.empty(n, k, dtype=torch.int8)
+    scales = torch.empty(n, k // group, dtype=torch.bfloat16)
+    at_once = max(1, SLICE // k)
+    for first in range(0, n, at_once):
+        rows = slice(first, first + at_once)
+        groups = matrix[rows].detach().float().unflatten(1, (-1, group))[None]
+        found, whole = _eight_bits(groups) if bits == 8 else _four_bits(groups, positive=True)
+        numbers[rows] = whole[0].flatten(1).to(torch.int8)
+        scales[rows] = torch.where(found == 0, 1, found)[0]
+    return numbers, scales
+
+
 def _pack_rows(rows: Tensor, form: str, group: int) -> Bytes:
     """Panels of rows `[n, K]`."""
     n, k = rows.shape
@@ -82,13 +102,17 @@ def _eight_bits(groups: Tensor) -> tuple[Tensor, Tensor]:
     return scales, _rounded(groups, scales, -127, 127)
 
 
-def _four_bits(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and whole numbers from -8 to 7: the largest number becomes -8, or is clipped where that errs less."""
+def _four_bits(groups: Tensor, positive: bool = False) -> tuple[Tensor, Tensor]:
+    """Scales and whole numbers from -8 to 7: the largest number becomes -8, or is clipped where that errs less.
+
+    With `positive` scales it becomes 7 where it is not below zero.
+    """
     low, high = groups.amin(3), groups.amax(3)
     extreme = torch.where(high > -low, high, low)
+    step = extreme / -8 if not positive else torch.where(extreme > 0, extreme / 7, extreme / -8)
     best: tuple[Tensor, Tensor, Tensor] | None = None
     for clip in CLIPS:
-        scales = (extreme * (clip / -8)).bfloat16()
+        scales = (step * clip).bfloat16()
         numbers = _rounded(groups, scales, -8, 7)
         errors = torch.addcmul(groups, numbers, scales.float().unsqueeze(3), value=-1).square_().sum(3)
         if best is None:

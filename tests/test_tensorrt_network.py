@@ -1,0 +1,18 @@
+"""The lowering's arithmetic: the network of every family, computed layer by layer, gives the program's logits."""
+
+from __future__ import annotations
+
+import pytest
+from checkpoints import TINY
+from networks import checkpoint, config_of, evaluated, expected, float64_weights, network, worst_error
+
+CLOSE = 1e-4  # of the logits' standard deviation
+
+
+@pytest.mark.parametrize("variant", TINY)
+def test_the_network_computes_the_programs_logits(variant: str) -> None:
+    """As it is deployed: bfloat16 activations, weights as inputs; casts do not round in the evaluator."""
+    config = config_of(variant)
+    built = network(config, "bfloat16")
+    found = evaluated(built, config.program(), config.model.vocab_size, float64_weights(variant))
+    assert worst_error(found, expected(config, checkpoint(variant).tensor)) < CLOSE
