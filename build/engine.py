@@ -110,6 +110,11 @@ class BuildConfig:
                 "a step could not hold one token of every sequence"
             )
 
+    def render(self) -> str:
+        """What was chosen, as one line."""
+        chosen = {name: value for name, value in asdict(self).items() if value is not False and value not in (None, ())}
+        return ", ".join(f"{name} {_listed(value)}" for name, value in chosen.items())
+
     @property
     def capacity(self) -> Capacity | None:
         """The bound of the experts."""
@@ -189,6 +194,10 @@ class EngineConfig:
             )
         except (OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
+
+
+def _listed(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def is_engine(folder: Path) -> bool:

@@ -45,9 +45,8 @@ class Report:
         """The layer table and the totals as text."""
         lines = [render(self.summary)]
         if self.build_config is not None and self.memory is not None:
-            limits = ", ".join(f"{name} {value}" for name, value in asdict(self.build_config).items())
             lines += [
-                f"build                 {limits}",
+                f"build                 {self.build_config.render()}",
                 f"memory when full      {self.memory.total_bytes:,} bytes: weights {self.memory.weight_bytes:,} (as "
                 f"stored), pages {self.memory.page_bytes:,}, states {self.memory.state_bytes:,} in "
                 f"{self.memory.num_slots:,} slots",

@@ -144,7 +144,7 @@ def test_build_takes_each_limit(command: Run, folders: Folders, tmp_path: Path, 
     text, data = command(*words), command(*words, "--json")
     expected = BuildConfig(**{name: 33})
     assert read_engine_config(tmp_path / "engine").build == expected
-    assert data.json == asdict(expected) | {"exclude": []}
+    assert data.json == asdict(expected) | {"exclude": [], "compute_capabilities": []}
     assert all(f"{key} {value}" in text.out for key, value in asdict(expected).items() if value)
     assert "weights" not in text.out
     assert str(tmp_path / "engine") in text.out
@@ -222,7 +222,7 @@ def test_inspect_shows_the_same_model_at_every_stage(command: Run, folders: Fold
             assert described == data.json
             continue
         plan = read_engine_config(path).memory()
-        assert data.json["build_config"] == asdict(BuildConfig(**LIMITS)) | {"exclude": []}
+        assert data.json["build_config"] == asdict(BuildConfig(**LIMITS)) | {"exclude": [], "compute_capabilities": []}
         assert data.json["memory"] == {**asdict(plan), "total_bytes": plan.total_bytes}
         assert f"pages {plan.page_bytes:,}, states {plan.state_bytes:,}" in text.out
         assert f"{plan.total_bytes:,} bytes: weights {plan.weight_bytes:,}" in text.out

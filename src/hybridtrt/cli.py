@@ -82,7 +82,26 @@ def make_parser() -> argparse.ArgumentParser:
     one = add(commands.build)
     one.add_argument("checkpoint", type=Path, help="checkpoint folder")
     one.add_argument("-o", "--output", type=Path, required=True, help="engine folder to write")
-    one.add_argument("--target", default="cpu", help="what the engine runs on: cpu")
+    one.add_argument(
+        "--target",
+        default="cpu",
+        help="what the engine runs on: cpu (default), tensorrt-rtx (is built without a GPU) or tensorrt",
+    )
+    one.add_argument(
+        "--compute-capability",
+        dest="compute_capabilities",
+        type=int,
+        action="append",
+        metavar="N",
+        help="GPUs that an engine for TensorRT is for, such as 89 for 8.9; may be repeated (all that the target knows)",
+    )
+    one.add_argument("--activations", help="dtype that a GPU computes in: bfloat16 (default) or float16")
+    one.add_argument(
+        "--weights-as-inputs",
+        action="store_true",
+        default=None,
+        help="keep the weights out of an engine for TensorRT; they are read from the checkpoint when it is loaded",
+    )
     one.add_argument("--max-batch-size", type=int, help="sequences in one step (8)")
     one.add_argument("--max-num-tokens", type=int, help="tokens in one step, prefill and decode together (512)")
     one.add_argument(
@@ -92,9 +111,11 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--state-dtype", help="of recurrent states: float32 (default), bfloat16, or float16 with a warning"
     )
-    one.add_argument("--kv-cache-dtype", help="of KV pages: float32 (default), bfloat16 or float16")
     one.add_argument(
-        "--weights", help="of matrices: float32, bfloat16, int8 or int4; by default as the checkpoint has them"
+        "--kv-cache-dtype", help="of KV pages: float32 (default; on a GPU as the activations), bfloat16 or float16"
+    )
+    one.add_argument(
+        "--weights", help="of matrices: float32, bfloat16, int8, int4 or, on a GPU, fp8; by default as the checkpoint's"
     )
     one.add_argument(
         "--group-size",

@@ -77,10 +77,12 @@ def build(args: argparse.Namespace) -> int:
 
     sizes = ("max_batch_size", "max_num_tokens", "max_seq_len", "tokens_per_block")
     formats = ("state_dtype", "kv_cache_dtype", "weights", "group_size", "exclude")
-    names = ("target", *sizes, *formats, "moe_capacity_factor", "moe_overflow")
+    gpu = ("activations", "compute_capabilities", "weights_as_inputs")
+    names = (*sizes, *formats, *gpu, "moe_capacity_factor", "moe_overflow")
     asked = {name: getattr(args, name) for name in names}
     limits = replace(
-        default_build_config(args.checkpoint), **{name: value for name, value in asked.items() if value is not None}
+        default_build_config(args.checkpoint, args.target, args.activations),
+        **{name: value for name, value in asked.items() if value is not None},
     )
     if limits.state_dtype == "float16":
         print("warning: states in float16 overflow beyond 65504; bfloat16 takes as little memory", file=sys.stderr)
@@ -89,7 +91,7 @@ def build(args: argparse.Namespace) -> int:
     if args.json:
         _print_json(asdict(config.build))
     else:
-        print(", ".join(f"{name} {value}" for name, value in asdict(config.build).items() if value not in (None, ())))
+        print(config.build.render())
         print(f"engine {args.output}")
     return 0
 
