@@ -37,7 +37,7 @@ def default_build_config(checkpoint_dir: str | Path, target: str = CPU, activati
         target=target,
         activations=activations,
         kv_cache_dtype=activations,
-        compute_capabilities=COMPUTE_CAPABILITIES[target],
+        compute_capabilities=() if target == "tensorrt" else COMPUTE_CAPABILITIES,
     )
 
 
@@ -47,11 +47,14 @@ def build(
     build_config: BuildConfig,
     progress: Progress = lambda done, total: None,
     tune: Callable[[EngineConfig, Path], Tuned | None] | None = None,
+    stages: Callable[[str, int, int], None] = lambda what, done, total: None,
+    kernel_cache: Path | None = None,
 ) -> EngineConfig:
     """Write the engine of a checkpoint to `out_dir` and return its config.
 
     `progress` is called with the bytes written and the bytes in all, `tune` (a `Tuner`) afterwards with the config and
-    the file of weights. Raises `ValueError` for a checkpoint or limits that do not fit.
+    the file of weights. For a GPU, `stages` gets what is being done, the steps done and all; compiled kernels are kept
+    in `kernel_cache`. Raises `ValueError` for a checkpoint or limits that do not fit.
     """
     checkpoint_dir, out_dir = Path(checkpoint_dir), Path(out_dir).absolute()
     checkpoint = load_checkpoint(checkpoint_dir)
@@ -64,22 +67,30 @@ def build(
             f"moe_capacity_factor={build_config.moe_capacity_factor}: there are no experts in {checkpoint_dir}"
         )
     config = EngineConfig(checkpoint.config, build_config)
-    weights = config.lowered().packed_weights()
     tokenizer = None if checkpoint.tokenizer_dir is None else read_tokenizer(checkpoint.tokenizer_dir)
     if checkpoint_dir.resolve().is_relative_to(out_dir.resolve()):
         raise ValueError(f"{out_dir}: holds the checkpoint itself ({checkpoint_dir})")
-    matrices = [
-        name for weight in weights.values() if weight.stored.format.startswith("panel_") for name in weight.parts
-    ]
-    for pattern in build_config.exclude:
-        if not any(fnmatchcase(name, pattern) for name in matrices):
-            log.warning("exclude pattern %r matches no matrix", pattern)
+    _warn_of_patterns(config)
     with replacing(out_dir, is_engine) as folder:
-        write_packed(folder / ENGINE_FILE, weights, checkpoint.tensor, progress)
-        if tune is not None:
-            config = replace(config, tuned=tune(config, folder / ENGINE_FILE))
+        if build_config.target == CPU:
+            weights = config.lowered().packed_weights()
+            write_packed(folder / ENGINE_FILE, weights, checkpoint.tensor, progress)
+            if tune is not None:
+                config = replace(config, tuned=tune(config, folder / ENGINE_FILE))
+        else:
+            from hybridtrt.build.tensorrt.target import write_engine  # here: TensorRT is not needed elsewhere
+
+            config = replace(config, tensorrt=write_engine(folder, config, checkpoint, stages, kernel_cache))
         text = json.dumps(config.to_dict(), indent=2, allow_nan=False)
         (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
         if tokenizer is not None:
             tokenizer.save(folder / TOKENIZER)
     return config
+
+
+def _warn_of_patterns(config: EngineConfig) -> None:
+    """Of patterns of matrices to exclude that match none."""
+    matrices = config.matrices()
+    for pattern in config.build.exclude:
+        if not any(fnmatchcase(name, pattern) for name in matrices):
+            log.warning("exclude pattern %r matches no matrix", pattern)

@@ -17,6 +17,7 @@ from hybridtrt.build.network import build_program
 from hybridtrt.build.packed_file import stored_bytes
 from hybridtrt.build.tactics import Tuned
 from hybridtrt.build.targets import CPU, GROUP_SIZES, TARGETS, check_gpu_options, check_weights
+from hybridtrt.build.tensorrt.info import TensorRTInfo
 from hybridtrt.converters.config import DTYPES, ModelConfig
 from hybridtrt.converters.memory import MemoryPlan, PoolLimits, cache_memory, plan_memory, stored_as
 from hybridtrt.plugins.caches import CacheSpec
@@ -125,11 +126,15 @@ class BuildConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """`config.json` of an engine: `{version, pretrained_config, build_config}`, and `tactics` where it was tuned."""
+    """`config.json` of an engine: `{version, pretrained_config, build_config}`, and what the build found out.
+
+    That is `tactics` where it was tuned for a CPU, and `tensorrt` of an engine for a GPU.
+    """
 
     model: ModelConfig
     build: BuildConfig
     tuned: Tuned | None = None
+    tensorrt: TensorRTInfo | None = None
 
     def caches(self) -> list[CacheSpec]:
         """The model's caches in the dtypes that the engine keeps them in."""
@@ -165,8 +170,24 @@ class EngineConfig:
             tokens_per_block=self.build.tokens_per_block,
             spare_slots=self.build.max_batch_size if spare_slots is None else spare_slots,
         )
-        weights = sum(stored_bytes(weight) for weight in self.lowered().packed_weights().values())
-        return plan_memory(weights, cache_memory(self.caches()), limits)
+        return plan_memory(self.weight_bytes(), cache_memory(self.caches()), limits)
+
+    def weight_bytes(self) -> int:
+        """Bytes of all weights as they are stored."""
+        if self.build.target == CPU:
+            return sum(stored_bytes(weight) for weight in self.lowered().packed_weights().values())
+        from hybridtrt.build.tensorrt.stored import weight_bytes  # takes an EngineConfig itself
+
+        return sum(weight_bytes(self).values())
+
+    def matrices(self) -> list[str]:
+        """Names of the matrices whose format can be chosen."""
+        if self.build.target != CPU:
+            from hybridtrt.build.tensorrt.stored import quantizable
+
+            return quantizable(self)
+        packed = self.lowered().packed_weights().values()
+        return [name for weight in packed if weight.stored.format.startswith("panel_") for name in weight.parts]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -174,6 +195,7 @@ class EngineConfig:
             "pretrained_config": self.model.to_dict(),
             "build_config": asdict(self.build),
             **({} if self.tuned is None else {"tactics": self.tuned.to_dict()}),
+            **({} if self.tensorrt is None else {"tensorrt": self.tensorrt.to_dict()}),
         }
 
     @classmethod
@@ -191,6 +213,7 @@ class EngineConfig:
                 ModelConfig.from_dict(data["pretrained_config"]),
                 BuildConfig(**data["build_config"]),
                 Tuned.from_dict(data["tactics"]) if "tactics" in data else None,
+                TensorRTInfo.from_dict(data["tensorrt"]) if "tensorrt" in data else None,
             )
         except (OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None

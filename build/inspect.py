@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hybridtrt.build.engine import BuildConfig, is_engine, read_engine_config
+from hybridtrt.build.engine import BuildConfig, EngineConfig, is_engine, read_engine_config
 from hybridtrt.build.lowering import PackedWeight, stored_as
 from hybridtrt.build.packed_file import used_bytes
 from hybridtrt.build.tactics import Tuned
+from hybridtrt.build.targets import CPU
 from hybridtrt.converters.checkpoint import is_checkpoint, load_checkpoint
 from hybridtrt.converters.describe import Summary, describe, render
 from hybridtrt.converters.memory import GroupPool, MemoryPlan
 from hybridtrt.converters.model_reader import read_model_config
-from hybridtrt.plugins.program import Node
+from hybridtrt.plugins.program import Node, Program
 from hybridtrt.plugins.spec import Load
 
 
@@ -72,13 +74,7 @@ def inspect(folder: str | Path) -> Report:
     if is_engine(folder):
         config = read_engine_config(folder)
         program, load = config.program(), Load(tokens=1, sequences=1, logits_rows=1, attended=1)
-
-        def stored(node: Node, role: str) -> int:
-            name = node.weights[role]
-            shape = tuple(int(dim) for dim in program.weights[name].shape)
-            kept = stored_as(program, config.stored, node, role)
-            return used_bytes(PackedWeight((name,), kept, (shape[0],), shape))
-
+        stored = _stored_bytes(config, program)
         return Report(
             "engine",
             describe(config.model, config.caches()),
@@ -91,3 +87,20 @@ def inspect(folder: str | Path) -> Report:
     if is_checkpoint(folder):
         return Report("checkpoint", describe(load_checkpoint(folder).config))
     return Report("model", describe(read_model_config(folder)))
+
+
+def _stored_bytes(config: EngineConfig, program: Program) -> Callable[[Node, str], int]:
+    """Bytes of a node's weight by its role."""
+    if config.build.target != CPU:
+        from hybridtrt.build.tensorrt.stored import weight_bytes
+
+        on_gpu = weight_bytes(config)
+        return lambda node, role: on_gpu[node.weights[role]]
+
+    def packed(node: Node, role: str) -> int:
+        name = node.weights[role]
+        shape = tuple(int(dim) for dim in program.weights[name].shape)
+        kept = stored_as(program, config.stored, node, role)
+        return used_bytes(PackedWeight((name,), kept, (shape[0],), shape))
+
+    return packed

@@ -15,8 +15,7 @@ WEIGHTS = {
     CPU: ("float32", "bfloat16", *GROUP_SIZES),
     **dict.fromkeys(GPU_TARGETS, ("bfloat16", "float16", *GROUP_SIZES, "fp8")),
 }
-# TensorRT-RTX builds for these; full TensorRT builds for the GPU of the machine.
-COMPUTE_CAPABILITIES = {"tensorrt-rtx": (80, 86, 89, 120), "tensorrt": (80, 86, 89, 90, 100, 120)}
+COMPUTE_CAPABILITIES = (80, 86, 89, 120)  # that TensorRT-RTX builds for; full TensorRT takes the GPU of the machine
 FP8_COMPUTE_CAPABILITY = 89  # the first that has FP8
 
 
@@ -50,15 +49,18 @@ def check_gpu_options(
         return
     if activations not in ACTIVATIONS:
         raise ValueError(f"activations={activations!r} is not one of {', '.join(ACTIVATIONS)}")
-    known = COMPUTE_CAPABILITIES[target]
-    if not compute_capabilities:
-        raise ValueError(f"compute_capabilities is empty: expected some of {', '.join(map(str, known))}")
+    if target == "tensorrt" and compute_capabilities:
+        raise ValueError(
+            f"compute_capabilities={list(compute_capabilities)} with target=tensorrt, which builds for the GPU of the "
+            "machine: tensorrt-rtx builds for others"
+        )
+    known = ", ".join(map(str, COMPUTE_CAPABILITIES))
+    if target != "tensorrt" and not compute_capabilities:
+        raise ValueError(f"compute_capabilities is empty with target={target}: expected some of {known}")
     for capability in compute_capabilities:
-        if capability not in known:
-            raise ValueError(
-                f"compute_capability={capability} with target={target}: expected one of {', '.join(map(str, known))}"
-            )
+        if capability not in COMPUTE_CAPABILITIES:
+            raise ValueError(f"compute_capability={capability} with target={target}: expected one of {known}")
         if weights == "fp8" and capability < FP8_COMPUTE_CAPABILITY:
             raise ValueError(
-                f"weights='fp8' with compute_capability={capability}: FP8 begins at {FP8_COMPUTE_CAPABILITY}"
+                f"weights='fp8' with compute_capability={capability}: GPUs have FP8 from {FP8_COMPUTE_CAPABILITY} on"
             )

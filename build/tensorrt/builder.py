@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from hybridtrt.build.engine import BuildConfig
+from hybridtrt.build.targets import FP8_COMPUTE_CAPABILITY
 from hybridtrt.build.tensorrt.backend import Backend
 from hybridtrt.build.tensorrt.bindings import Bindings
 from hybridtrt.build.tensorrt.logger import make_logger, make_monitor
 from hybridtrt.build.tensorrt.network import BuiltNetwork, Lowering, build_network
 from hybridtrt.build.tensorrt.profiles import PHASES, dim_ranges, shape_ranges
-from hybridtrt.build.tensorrt.quantization import FP8_COMPUTE_CAPABILITY
 from hybridtrt.converters.memory import MemoryPlan
 from hybridtrt.plugins.program import Program
 

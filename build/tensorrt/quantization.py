@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from hybridtrt.build import targets
 from hybridtrt.plugins.linear.packing import integers
 from hybridtrt.plugins.spec import TensorSpec
 
-GROUP_SIZES = {"int8": (0, 32, 64, 128), "int4": (32, 64, 128), "fp8": (0,)}
-FP8_COMPUTE_CAPABILITY = 89  # the first that has FP8
+GROUP_SIZES = {**targets.GROUP_SIZES, "fp8": (0,)}
 _FP8_MAX = 448.0  # of E4M3
 
 

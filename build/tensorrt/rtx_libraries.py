@@ -30,9 +30,7 @@ def tensorrt_rtx() -> Any:
     try:
         return importlib.import_module(PACKAGE)
     except ImportError as error:
-        raise ValueError(
-            f"target tensorrt-rtx needs TensorRT-RTX ({error}): pip install 'hybridtrt[tensorrt-rtx]'"
-        ) from None
+        raise ValueError(f"target tensorrt-rtx needs TensorRT-RTX ({error}): pip install 'hybridtrt[gpu]'") from None
 
 
 def _load() -> None:

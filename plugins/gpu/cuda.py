@@ -28,6 +28,16 @@ def checked(result: tuple[Any, ...], what: str) -> Any:
     return values[0] if len(values) == 1 else tuple(values) or None
 
 
+def device_capability(ordinal: int = 0) -> int:
+    """The compute capability of a GPU, as 89 for 8.9. Raises `ValueError` where there is none."""
+    runtime, _ = bindings()
+    status, count = runtime.cudaGetDeviceCount()
+    if int(status) or ordinal >= count:
+        raise ValueError(f"there is no NVIDIA GPU here ({status.name})")
+    properties = checked(runtime.cudaGetDeviceProperties(ordinal), f"asking GPU {ordinal}")
+    return 10 * int(properties.major) + int(properties.minor)
+
+
 class CudaDriver:
     """Loads and launches kernels from cubins on the current device."""
 

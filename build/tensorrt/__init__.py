@@ -1,0 +1,1 @@
+"""The program as a TensorRT network, and engines built from it."""

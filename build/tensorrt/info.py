@@ -1,0 +1,37 @@
+"""What an engine's `config.json` says about its TensorRT engine, and loading checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TensorRTInfo:
+    """What was built: the module, its version, and the output that is each cache.
+
+    Where the weights are inputs, `checkpoint` is the folder that they come from, and `checksums` has the CRC-32 of
+    each weight there.
+    """
+
+    module: str
+    version: str
+    cache_outputs: Mapping[str, str]
+    checkpoint: str | None = None
+    checksums: Mapping[str, int] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Any) -> TensorRTInfo:
+        """Raises `ValueError` or `TypeError` for anything that `to_dict` did not write."""
+        info = cls(**data)
+        texts = (info.module, info.version, *info.cache_outputs, *info.cache_outputs.values(), info.checkpoint or "")
+        numbers = [] if info.checksums is None else info.checksums.values()
+        if not all(isinstance(text, str) for text in texts) or not all(type(number) is int for number in numbers):
+            raise ValueError("the description of the TensorRT engine is damaged")
+        if (info.checkpoint is None) != (info.checksums is None):
+            raise ValueError("the description of the TensorRT engine has a checkpoint or checksums alone")
+        return info

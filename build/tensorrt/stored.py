@@ -1,0 +1,78 @@
+"""How a model's weights are stored for a GPU: dtypes, matrices in few bits, and the bytes of all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import torch
+
+from hybridtrt.build.tensorrt.dtypes import NetworkDtypes, network_dtypes
+from hybridtrt.build.tensorrt.quantization import Quantization, quantized, quantized_specs
+from hybridtrt.build.tensorrt.weights import Read
+from hybridtrt.plugins.caches import DTYPE_BYTES
+from hybridtrt.plugins.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from hybridtrt.build.engine import EngineConfig
+
+_BITS = {**{name: 8 * size for name, size in DTYPE_BYTES.items()}, "int4": 4, "fp8": 8}
+
+
+def dtypes_of(config: EngineConfig) -> NetworkDtypes:
+    """The dtype of every value and weight of an engine for a GPU."""
+    table = config.model.weight_table()
+    precise = {name for name, spec in table.items() if spec.full_precision}
+    return network_dtypes(config.program(), precise, config.build.activations or "")
+
+
+def quantizable(config: EngineConfig) -> list[str]:
+    """The matrices that can be stored in few bits: of linear layers alone, and not of full precision.
+
+    What other operators read stays as it is: the experts' matrices and tied embeddings.
+    """
+    program, table = config.program(), config.model.weight_table()
+    elsewhere = {weight for node in program.nodes if node.op != "linear" for weight in node.weights.values()}
+    names = {node.weights["weight"]: None for node in program.nodes if node.op == "linear"}
+    return [name for name in names if name not in elsewhere and not table[name].full_precision]
+
+
+def quantizations_of(config: EngineConfig) -> dict[str, Quantization]:
+    """How matrices are stored in few bits, but for those that a pattern excludes."""
+    build = config.build
+    if build.weights in (None, build.activations):
+        return {}
+    how = Quantization(str(build.weights), build.group_size or 0)
+    return {name: how for name in quantizable(config) if not any(fnmatchcase(name, p) for p in build.exclude)}
+
+
+def weight_bytes(config: EngineConfig) -> dict[str, int]:
+    """Bytes of each weight as it is stored, with its scales."""
+    dtypes, hows = dtypes_of(config), quantizations_of(config)
+    found = {}
+    for name, spec in config.program().weights.items():
+        dtype = dtypes.weights[name]
+        parts = (
+            quantized_specs(name, spec.shape, hows[name], dtype) if name in hows else {name: replace(spec, dtype=dtype)}
+        )
+        found[name] = sum(_bytes(part) for part in parts.values())
+    return found
+
+
+def _bytes(spec: TensorSpec) -> int:
+    return -(-math.prod(int(dim) for dim in spec.shape) * _BITS[spec.dtype] // 8)
+
+
+def stored_tensors(config: EngineConfig, read: Read) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Every stored tensor, one after another: the weight that it comes from, its own name, and its numbers."""
+    dtypes, hows = dtypes_of(config), quantizations_of(config)
+    for name in config.program().weights:
+        dtype = dtypes.weights[name]
+        if name in hows:
+            for part, tensor in quantized(name, read(name), hows[name], dtype).items():
+                yield name, part, tensor
+        else:
+            yield name, name, read(name).to(getattr(torch, dtype)).contiguous()
