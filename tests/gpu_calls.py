@@ -70,6 +70,17 @@ def conv(channels: int, width: int, **options: Any) -> Call:
     )
 
 
+def ssd(heads: int, head_dim: int, groups: int, size: int, **options: Any) -> Call:
+    return call(
+        "ssd",
+        {"x": (heads, head_dim), "dt": (heads,), "b": (groups, size), "c": (groups, size)},
+        dict.fromkeys(("A_log", "D", "dt_bias"), (heads,)),
+        {"state": (heads, head_dim, size)},
+        {"dt_min": 0.0, "dt_max": None},
+        **options,
+    )
+
+
 CALLS: dict[str, Call] = {
     "conv_qwen3_next": conv(8192, 4),
     "conv_nemotron_h": conv(6144, 4),
@@ -77,6 +88,12 @@ CALLS: dict[str, Call] = {
     "conv_grouped": call(
         "causal_conv", {"x": (1280,)}, {"weight": (1280, 128, 2)}, {"state": (1280, 1)}, {}, float32=("weight",)
     ),
+    "ssd_nemotron_h": ssd(64, 64, 8, 128),
+    "ssd_falcon_h1": ssd(24, 64, 1, 256, dtype="float16"),
+    "ssd_float32": ssd(128, 64, 1, 128, dtype="float32"),
+    "ssd_zamba2": ssd(80, 64, 2, 64),
+    "ssd_ragged": ssd(6, 200, 2, 80),
+    "ssd_narrow": ssd(4, 16, 4, 16, dtype="float16"),
 }
 
 BUDGETS: dict[str, Budget] = {
@@ -84,4 +101,7 @@ BUDGETS: dict[str, Budget] = {
     "causal_conv_tile": Budget(),
     "causal_conv_grouped_tile": Budget(matrix=True),
     "causal_conv_state": Budget(),
+    "ssd_single": Budget(),
+    "ssd_scores": Budget(matrix=True),
+    "ssd_chunks": Budget(matrix=True),
 }

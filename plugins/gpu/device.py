@@ -55,3 +55,17 @@ def softplus(x):
     e = tl.exp(-tl.abs(x))
     u = 1.0 + e
     return tl.maximum(x, 0.0) + tl.where(u == 1.0, e, tl.log(u) * e / tl.where(u == 1.0, 1.0, u - 1.0))
+
+
+@triton.jit
+def decay_sums(g):
+    """Sums of log decays g `[tokens, ...]` (<= 0) from the first to each token, and over all, as pairs of float32
+    numbers high and low: the exponent between two tokens is the difference of the highs plus that of the lows.
+
+    The sums may be large and their differences small. High sums are multiples of 2^-9 and exact, low ones at most
+    tokens 2^-9. For that g is bounded by -200, of which exp is 0 as well; up to 128 tokens.
+    """
+    g = tl.maximum(g, -200.0)
+    coarse = tl.ceil(g * 512.0) * (1.0 / 512.0)
+    fine = g - coarse
+    return tl.cumsum(coarse, 0), tl.cumsum(fine, 0), tl.sum(coarse, 0), tl.sum(fine, 0)

@@ -19,7 +19,10 @@ from hybridtrt.plugins.call import Call
 from hybridtrt.plugins.registry import room_of
 from hybridtrt.plugins.spec import TensorSpec
 
-PLUGINS = ("causal_conv",)  # operators that are plugins on a GPU; TensorRT has the others
+PLUGINS = (  # operators that are plugins on a GPU; TensorRT has the others
+    "causal_conv",
+    "ssd",
+)
 SCRATCH_ALIGNMENT = 256
 DTYPES = ("float32", "bfloat16", "float16")  # of activations, weights and caches
 

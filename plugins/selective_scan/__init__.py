@@ -28,7 +28,7 @@ def _flops(
 SPECS = (
     OpSpec(
         name="selective_scan",
-        inputs=("x", "dt", "B", "C"),  # [T, channels] twice, [T, groups, N] twice: of equal numbers of channels
+        inputs=("x", "dt", "b", "c"),  # [T, channels] twice, [T, groups, N] twice: of equal numbers of channels
         weights=("A_log", "D", "dt_bias"),  # [channels, N], [channels] twice
         caches=("state",),  # [slots, channels, N]
         step_inputs=("cu_seqlens", "state_src", "state_dst"),

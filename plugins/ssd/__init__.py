@@ -27,7 +27,7 @@ def _flops(
 SPECS = (
     OpSpec(
         name="ssd",
-        inputs=("x", "dt", "B", "C"),  # [T, heads, P], [T, heads], [T, groups, N] twice
+        inputs=("x", "dt", "b", "c"),  # [T, heads, P], [T, heads], [T, groups, N] twice
         weights=("A_log", "D", "dt_bias"),  # [heads]
         caches=("state",),  # [slots, heads, P, N]
         attributes=("dt_min", "dt_max"),
