@@ -10,6 +10,7 @@ from pathlib import Path
 from hybridtrt.build.engine import ENGINE_FILE, EngineConfig, read_engine_config
 from hybridtrt.build.packed_file import PackedFile
 from hybridtrt.build.tactics import Machine, Tuned
+from hybridtrt.build.targets import CPU
 from hybridtrt.converters.memory import cache_memory
 from hybridtrt.plugins.native.library import load_library
 from hybridtrt.plugins.program import Program
@@ -112,6 +113,10 @@ def load_runner(engine_dir: str | Path, options: RuntimeOptions | None = None) -
     engine_dir, options = Path(engine_dir), options or RuntimeOptions()
     config = read_engine_config(engine_dir)
     info = runner_info(config, options)
+    if config.build.target != CPU:
+        from hybridtrt.runtime.gpu.load import load_tensorrt_runner  # here: TensorRT is not needed elsewhere
+
+        return load_tensorrt_runner(engine_dir, config, info)
     packed = open_packed(engine_dir, config)
     _check_memory(info)
     return make_runner(config, packed, info, options)

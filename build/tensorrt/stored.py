@@ -49,30 +49,34 @@ def quantizations_of(config: EngineConfig) -> dict[str, Quantization]:
     return {name: how for name in quantizable(config) if not any(fnmatchcase(name, p) for p in build.exclude)}
 
 
+def stored_specs(config: EngineConfig) -> dict[str, dict[str, TensorSpec]]:
+    """What stands for each weight: itself in another dtype, or numbers of few bits and their scales."""
+    dtypes, hows = dtypes_of(config), quantizations_of(config)
+    return {
+        name: quantized_specs(name, spec.shape, hows[name], dtypes.weights[name])
+        if name in hows
+        else {name: replace(spec, dtype=dtypes.weights[name])}
+        for name, spec in config.program().weights.items()
+    }
+
+
 def weight_bytes(config: EngineConfig) -> dict[str, int]:
     """Bytes of each weight as it is stored, with its scales."""
-    dtypes, hows = dtypes_of(config), quantizations_of(config)
-    found = {}
-    for name, spec in config.program().weights.items():
-        dtype = dtypes.weights[name]
-        parts = (
-            quantized_specs(name, spec.shape, hows[name], dtype) if name in hows else {name: replace(spec, dtype=dtype)}
-        )
-        found[name] = sum(_bytes(part) for part in parts.values())
-    return found
+    return {name: sum(_bytes(part) for part in parts.values()) for name, parts in stored_specs(config).items()}
 
 
 def _bytes(spec: TensorSpec) -> int:
     return -(-math.prod(int(dim) for dim in spec.shape) * _BITS[spec.dtype] // 8)
 
 
-def stored_tensors(config: EngineConfig, read: Read) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Every stored tensor, one after another: the weight that it comes from, its own name, and its numbers."""
+def stored_tensors(config: EngineConfig, read: Read) -> Iterator[tuple[str, TensorSpec, torch.Tensor]]:
+    """Name, spec and numbers of all that stands for weights, one after another; two numbers of int4 share a byte."""
     dtypes, hows = dtypes_of(config), quantizations_of(config)
-    for name in config.program().weights:
+    for name, parts in stored_specs(config).items():
         dtype = dtypes.weights[name]
         if name in hows:
-            for part, tensor in quantized(name, read(name), hows[name], dtype).items():
-                yield name, part, tensor
+            tensors = quantized(name, read(name), hows[name], dtype)
         else:
-            yield name, name, read(name).to(getattr(torch, dtype)).contiguous()
+            tensors = {name: read(name).to(getattr(torch, dtype)).contiguous()}
+        for part, spec in parts.items():
+            yield part, spec, tensors[part]

@@ -73,7 +73,9 @@ def plan(args: argparse.Namespace) -> int:
 def build(args: argparse.Namespace) -> int:
     """Build an engine from a checkpoint."""
     from hybridtrt.build.build import build, default_build_config
-    from hybridtrt.progress import byte_progress
+    from hybridtrt.build.targets import CPU
+    from hybridtrt.build.timing_cache import default_cache_file
+    from hybridtrt.progress import byte_progress, step_progress
 
     sizes = ("max_batch_size", "max_num_tokens", "max_seq_len", "tokens_per_block")
     formats = ("state_dtype", "kv_cache_dtype", "weights", "group_size", "exclude")
@@ -86,8 +88,12 @@ def build(args: argparse.Namespace) -> int:
     )
     if limits.state_dtype == "float16":
         print("warning: states in float16 overflow beyond 65504; bfloat16 takes as little memory", file=sys.stderr)
+    tuner = _tuner(args) if args.tune and limits.target == CPU else None
+    stages, kernels = step_progress("build"), default_cache_file()
     with byte_progress("build") as progress:
-        config = build(args.checkpoint, args.output, limits, progress, _tuner(args) if args.tune else None)
+        config = build(
+            args.checkpoint, args.output, limits, progress, tuner, stages, kernels and kernels.with_name("kernels")
+        )
     if args.json:
         _print_json(asdict(config.build))
     else:

@@ -53,3 +53,19 @@ def stage_progress(label: str) -> Callable[[str], None]:
         tqdm.write(f"{label}: {stage} ({time.monotonic() - started:.0f} s)", file=sys.stderr)  # beside a bar
 
     return show
+
+
+def step_progress(label: str) -> Callable[[str, int, int], None]:
+    """A function of a kind of work, steps done and all: a line for each kind, and more while it takes long."""
+    started = time.monotonic()
+    last = -LINE_SECONDS
+    current = ""
+
+    def show(what: str, done: int, total: int) -> None:
+        nonlocal last, current
+        now = time.monotonic()
+        if what != current or now - last >= LINE_SECONDS or (done == total and total > 1):
+            current, last = what, now
+            print(f"{label}: {what}, {done} of {total} ({now - started:.0f} s)", file=sys.stderr, flush=True)
+
+    return show
