@@ -43,7 +43,7 @@ def call(
     precise = (*PRECISE, *float32)
 
     def typed(name: str, shape: Shape) -> TensorSpec:
-        return TensorSpec(shape, "float32" if name in precise else dtype)
+        return TensorSpec(shape, "int64" if name == "experts" else "float32" if name in precise else dtype)
 
     values = {name: typed(name, ("T", *shape)) for name, shape in inputs.items()}
     kept = {name: typed(name, shape) for name, shape in weights.items()}
@@ -81,6 +81,19 @@ def ssd(heads: int, head_dim: int, groups: int, size: int, **options: Any) -> Ca
     )
 
 
+def experts(
+    count: int, top_k: int, hidden: int, inner: int, activation: str = "silu", gated: bool = True, bias: bool = False,
+    clamp: float | None = None, **options: Any,
+) -> Call:  # fmt: skip
+    rows = 2 * inner if gated else inner
+    weights: dict[str, tuple[int, ...]] = {"up": (count, rows, hidden), "down": (count, hidden, inner)}
+    if bias:
+        weights |= {"up_bias": (count, rows), "down_bias": (count, hidden)}
+    inputs = {"x": (hidden,), "weights": (top_k,), "experts": (top_k,)}
+    attributes = {"activation": activation, "gated": gated, "clamp": clamp}
+    return call("experts", inputs, weights, {}, attributes, float32=("weights",), **options)
+
+
 CALLS: dict[str, Call] = {
     "conv_qwen3_next": conv(8192, 4),
     "conv_nemotron_h": conv(6144, 4),
@@ -94,6 +107,10 @@ CALLS: dict[str, Call] = {
     "ssd_zamba2": ssd(80, 64, 2, 64),
     "ssd_ragged": ssd(6, 200, 2, 80),
     "ssd_narrow": ssd(4, 16, 4, 16, dtype="float16"),
+    "experts_qwen3_next": experts(512, 10, 2048, 512),
+    "experts_nemotron_h": experts(128, 6, 2688, 1856, "relu2", gated=False, dtype="float16"),
+    "experts_gpt_oss": experts(128, 4, 2880, 2880, "swiglu_oai", bias=True, clamp=7.0),
+    "experts_float32": experts(3, 2, 200, 72, "gelu", dtype="float32"),
 }
 
 BUDGETS: dict[str, Budget] = {
@@ -101,6 +118,14 @@ BUDGETS: dict[str, Budget] = {
     "causal_conv_tile": Budget(),
     "causal_conv_grouped_tile": Budget(matrix=True),
     "causal_conv_state": Budget(),
+    "experts_up_few": Budget(matrix=True),
+    "experts_down_few": Budget(matrix=True),
+    "experts_count": Budget(),
+    "experts_offsets": Budget(),
+    "experts_order": Budget(),
+    "experts_up": Budget(matrix=True),
+    "experts_down": Budget(matrix=True),
+    "experts_sum": Budget(),
     "ssd_single": Budget(),
     "ssd_scores": Budget(matrix=True),
     "ssd_chunks": Budget(matrix=True),

@@ -21,6 +21,7 @@ from hybridtrt.plugins.spec import TensorSpec
 
 PLUGINS = (  # operators that are plugins on a GPU; TensorRT has the others
     "causal_conv",
+    "experts",
     "ssd",
 )
 SCRATCH_ALIGNMENT = 256
@@ -40,7 +41,8 @@ class Launch:
     """One launch of a kernel. It writes what `writes` names and only reads the rest.
 
     `grid` gives the number of programs along up to three axes. A launch for "longer" rows does nothing to rows of one
-    token and is left out of a step in which all rows are such; one for "single" rows does nothing to the others.
+    token and is left out of a step in which all rows are such; one for "single" rows does nothing to the others. A
+    launch is left out, too, of a step for which `when` is false, and does nothing to it where it is not.
     """
 
     kernel: Any
@@ -50,6 +52,7 @@ class Launch:
     rows: Literal["all", "single", "longer"] = "all"
     num_warps: int = 4
     num_stages: int = 2
+    when: Callable[[Sizes], bool] | None = None
 
     @property
     def name(self) -> str:
@@ -57,7 +60,7 @@ class Launch:
 
     def runs(self, sizes: Sizes) -> bool:
         """Whether a step of these sizes needs it. Every row has at least one token."""
-        return self.rows != "longer" or sizes.T != sizes.B
+        return (self.rows != "longer" or sizes.T != sizes.B) and (self.when is None or self.when(sizes))
 
     def parameters(self) -> tuple[str, ...]:
         """Names of all parameters, in order."""
@@ -110,6 +113,11 @@ def plan(call: Call) -> Plan:
 def cdiv(a: Any, b: int) -> Any:
     """a / b, rounded up."""
     return (a + b - 1) // b
+
+
+def smaller(a: Any, b: Any) -> Any:
+    """The lesser of two sizes. Where one is a symbol, which has no truth for `min` to ask for, `a` is."""
+    return (a - b) * (a < b) + b
 
 
 def tiles(sizes: Sizes, size: int) -> Any:
