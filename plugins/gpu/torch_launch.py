@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -27,32 +27,39 @@ def torch_launch(spec: OpSpec) -> Callable[..., Any]:
     """The operator as a function with the signature of its reference; operands must be on one device."""
 
     def run(step: Step, *inputs: Tensor, **named: Any) -> Tensor | tuple[Tensor, ...]:
-        call, memory = _bind(spec, step, inputs, named)
-        return launch(call, memory)
+        launcher = TorchLauncher(*_bind(spec, step, inputs, named))
+        launcher.run()
+        return launcher.results[0] if len(launcher.results) == 1 else tuple(launcher.results)
 
     return run
 
 
-def launch(call: Call, memory: dict[str, Tensor | None]) -> Tensor | tuple[Tensor, ...]:
-    """Run a call on tensors by operand name and return its results. What a kernel must write is NaN before."""
-    sizes = _sizes(call, memory)
-    device = next(tensor.device for tensor in memory.values() if tensor is not None)
-    results = []
-    for result in call.results:
-        shape = tuple(getattr(sizes, dim) if isinstance(dim, str) else dim for dim in result.shape)
-        results.append(_new(shape, result.dtype, device))
-    memory |= zip(call.result_names(), results, strict=True)
-    planned = plan(call)
-    for name, scratch in planned.scratch.items():
-        memory[name] = _new(scratch.shape(sizes), scratch.dtype, device)
-    known: dict[str, Any] = {**memory, **sizes._asdict()}
-    for item in planned.launches:
-        if item.runs(sizes):
-            arguments = {name: known.get(name) for name in item.arguments()}
-            item.kernel[item.grid(sizes)](
-                **arguments, **item.constants, num_warps=item.num_warps, num_stages=item.num_stages
-            )
-    return results[0] if len(results) == 1 else tuple(results)
+class TorchLauncher:
+    """A call bound to tensors by operand name, with memory of its own for results and scratch; launches on `run`."""
+
+    def __init__(self, call: Call, memory: Mapping[str, Tensor | None]) -> None:
+        """What kernels must write is NaN."""
+        sizes = _sizes(call, memory)
+        device = next(tensor.device for tensor in memory.values() if tensor is not None)
+        planned = plan(call)
+        self.results: list[Tensor] = []
+        for result in call.results:
+            shape = tuple(getattr(sizes, dim) if isinstance(dim, str) else dim for dim in result.shape)
+            self.results.append(_new(shape, result.dtype, device))
+        known: dict[str, Any] = {**memory, **sizes._asdict()}
+        known |= zip(call.result_names(), self.results, strict=True)
+        known |= {name: _new(item.shape(sizes), item.dtype, device) for name, item in planned.scratch.items()}
+        self._launches = [
+            (item, item.grid(sizes), {name: known.get(name) for name in item.arguments()})
+            for item in planned.launches
+            if item.runs(sizes)
+        ]
+
+    def run(self) -> None:
+        """Launch everything that the step needs."""
+        for item, grid, arguments in self._launches:
+            options = {"num_warps": item.num_warps, "num_stages": item.num_stages}
+            item.kernel[grid](**arguments, **item.constants, **options)
 
 
 def _bind(
@@ -90,7 +97,7 @@ def _bind(
     return Call(spec.name, spec.name, tuple(operands), results, attributes), memory
 
 
-def _sizes(call: Call, memory: dict[str, Tensor | None]) -> Sizes:
+def _sizes(call: Call, memory: Mapping[str, Tensor | None]) -> Sizes:
     found = {"T": 0, "B": 0, "P": 0}
     for operand in call.operands:
         tensor = memory[operand.name]
