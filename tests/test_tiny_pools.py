@@ -66,7 +66,11 @@ class Prompter:
 
 @pytest.mark.parametrize("how", PREEMPTION)
 @pytest.mark.parametrize("kind", KINDS)
-def test_constant_preemption_changes_no_answer(kind: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_constant_preemption_changes_no_answer(
+    target: str, kind: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the runner of the CPU, and on that of a GPU over a device of host memory."""
     asked = requests()
     roomy = tiny_runner(KINDS[kind], longest=LONGEST, spare=7, num_slots=9, max_num_tokens=256)
     answers = {result.request_id: result.token_ids for result in Engine(roomy).generate(asked)}
@@ -74,7 +78,8 @@ def test_constant_preemption_changes_no_answer(kind: str, how: str, monkeypatch:
     monkeypatch.setattr(intake, "NgramDrafter", lambda prompt, max_draft_tokens: Prompter(known, prompt))
 
     swap_bytes, token_seconds = PREEMPTION[how]
-    runner = tiny_runner(KINDS[kind], longest=LONGEST, spare=0, window_spare=5, num_slots=14, max_num_tokens=24)
+    limits = {"longest": LONGEST, "spare": 0, "window_spare": 5, "num_slots": 14, "max_num_tokens": 24}
+    runner = tiny_runner(KINDS[kind], target, **limits)
     options = EngineOptions(
         poison=True, policy="max_utilization", swap_bytes=swap_bytes, snapshot_interval=8, max_draft_tokens=3
     )

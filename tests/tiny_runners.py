@@ -7,19 +7,30 @@ from dataclasses import replace
 from typing import Any
 
 from engines import tiny_engine
+from host_device import HostDevice, HostEngine
 
 from hybridtrt.build.engine import read_engine_config
 from hybridtrt.plugins.caches import PageSpec, pages_held
+from hybridtrt.runtime.gpu.runner import TensorRTRunner
 from hybridtrt.runtime.load import RuntimeOptions, make_runner, open_packed, runner_info
+from hybridtrt.runtime.load_torch import unpacked
 from hybridtrt.runtime.runner import Runner
 
 
 def tiny_runner(
-    variant: str, *, longest: int, spare: float, window_spare: float | None = None, num_slots: int, **limits: Any
+    variant: str,
+    target: str = "cpu",
+    *,
+    longest: int,
+    spare: float,
+    window_spare: float | None = None,
+    num_slots: int,
+    **limits: Any,
 ) -> Runner:
     """A runner whose pools hold one sequence of `longest` tokens and `spare` times as many pages besides.
 
-    Page groups with a window have `window_spare` times as many besides, if it is given.
+    Page groups with a window have `window_spare` times as many besides, if it is given. With target "gpu" it is the
+    TensorRT runner on host memory.
     """
     folder = tiny_engine(variant)
     config = read_engine_config(folder)
@@ -30,4 +41,9 @@ def tiny_runner(
             pages = pages_held(longest, info.page_size, spec.window, spec.limit, info.max_num_tokens)
             times = spare if spec.window is None or window_spare is None else window_spare
             num_pages[spec.group] = 1 + math.ceil((1 + times) * pages)
-    return make_runner(config, open_packed(folder, config), replace(info, num_pages=num_pages), RuntimeOptions())
+    info, packed = replace(info, num_pages=num_pages), open_packed(folder, config)
+    if target == "gpu":
+        device = HostDevice()
+        engine = HostEngine(device, *unpacked(config, packed))
+        return TensorRTRunner(info, device, engine, engine.outputs)
+    return make_runner(config, packed, info, RuntimeOptions())
