@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -19,8 +19,10 @@ from hybridtrt.build.tensorrt.backend import backend
 from hybridtrt.build.tensorrt.builder import EngineBuilder
 from hybridtrt.build.tensorrt.dtypes import network_dtypes
 from hybridtrt.build.tensorrt.network import BuiltNetwork, Lowering
+from hybridtrt.build.tensorrt.request import EngineRequest, gpu_pools
 from hybridtrt.converters.checkpoint import Checkpoint, load_checkpoint
 from hybridtrt.converters.convert import convert
+from hybridtrt.plugins.caches import PageSpec
 from hybridtrt.plugins.program import Program
 from hybridtrt.plugins.step import StepBatch
 from hybridtrt.runtime.runner import RunnerInfo
@@ -36,7 +38,17 @@ PIECES = (  # rows of each step: sequence, first token, one past the last
     [(0, 12, 13), (2, 14, 15)],
     [(2, 15, 16)],
 )
-LIMITS = BuildConfig(max_batch_size=4, max_num_tokens=32, max_seq_len=32, tokens_per_block=PAGE_SIZE)
+NUM_SLOTS = 1 + len(LENGTHS) * (1 + len(PIECES))
+NUM_PAGES = 1 + len(LENGTHS) * -(-max(LENGTHS) // PAGE_SIZE)  # of each group
+LIMITS = BuildConfig(
+    target="tensorrt-rtx",
+    activations="bfloat16",
+    compute_capabilities=(80, 89, 120),
+    max_batch_size=4,
+    max_num_tokens=32,
+    max_seq_len=32,
+    tokens_per_block=PAGE_SIZE,
+)
 
 
 @cache
@@ -59,36 +71,43 @@ def builder() -> EngineBuilder:
 
 def lowering(config: EngineConfig, activation: str, **others: Any) -> Lowering:
     """Without kernels, for networks that do not run."""
-    table = config.model.weight_table()
-    precise = {name for name, spec in table.items() if spec.full_precision}
-    dtypes = network_dtypes(config.program(), precise, activation)
+    dtypes = network_dtypes(config.program(), config.precise, activation)
     return Lowering(dtypes, config.build.tokens_per_block, lambda call: 0, **others)
+
+
+def request(config: EngineConfig, **others: Any) -> EngineRequest:
+    """As `engine_request`, without kernels."""
+    lowered = lowering(config, config.build.activations or "", **others)
+    return EngineRequest(config.program(), lowered, config.build, gpu_pools(config))
 
 
 def network(config: EngineConfig, activation: str, **others: Any) -> BuiltNetwork:
     return builder().network(config.program(), lowering(config, activation, **others))
 
 
+def page_groups(program: Program) -> list[str]:
+    return sorted({spec.group for spec in program.caches.values() if isinstance(spec, PageSpec)})
+
+
 def steps(program: Program, vocab_size: int, seed: int = 0) -> Iterator[StepBatch]:
-    """Prefill in pieces beside decode, then decode alone, over scattered pages; slots are read here, written there."""
+    """Prefill in pieces beside decode, then decode alone, over scattered pages; each step writes slots of its own."""
     rng = np.random.default_rng(seed)
     tokens = [rng.integers(3, vocab_size, length) for length in LENGTHS]
-    groups = sorted({cache.group for cache in program.caches.values() if hasattr(cache, "group")})
-    count = -(-max(LENGTHS) // PAGE_SIZE)
-    pages = {group: rng.permutation(np.arange(1, 1 + count * len(LENGTHS))).reshape(-1, count) for group in groups}
-    slots = rng.permutation(np.arange(1, 1 + 2 * len(LENGTHS))).reshape(-1, 2)
+    groups = page_groups(program)
+    pages = {group: rng.permutation(np.arange(1, NUM_PAGES)).reshape(len(LENGTHS), -1) for group in groups}
+    slots = rng.permutation(np.arange(1, NUM_SLOTS)).reshape(len(LENGTHS), -1)
     for number, rows in enumerate(PIECES):
         counts = [end - start for _, start, end in rows]
         ends = np.cumsum(counts)
-        turns = np.array([sum(any(row[0] == s for row in one) for one in PIECES[:number]) % 2 for s, _, _ in rows])
         order = [s for s, _, _ in rows]
+        turns = np.array([sum(row[0] == s for one in PIECES[:number] for row in one) for s in order])
         yield StepBatch(
             input_ids=np.concatenate([tokens[s][start:end] for s, start, end in rows]).astype(np.int32),
             positions=np.concatenate([np.arange(start, end) for _, start, end in rows]).astype(np.int32),
             cu_seqlens=np.array([0, *ends], np.int32),
             context_lens=np.array([start for _, start, _ in rows], np.int32),
             state_src=slots[order, turns].astype(np.int32),
-            state_dst=slots[order, 1 - turns].astype(np.int32),
+            state_dst=slots[order, turns + 1].astype(np.int32),
             logits_indices=np.unique([0, *(ends - 1)]).astype(np.int32),
             block_tables={group: table[order].astype(np.int32) for group, table in pages.items()},
         )
@@ -96,19 +115,39 @@ def steps(program: Program, vocab_size: int, seed: int = 0) -> Iterator[StepBatc
 
 def pools(built: BuiltNetwork) -> dict[str, Tensor]:
     """Empty caches in float64; page 0 and slot 0, which nothing may read, are NaN."""
-    sizes = {"slots": 1 + 2 * len(LENGTHS)}
-    number = 1 + -(-max(LENGTHS) // PAGE_SIZE) * len(LENGTHS)
     made = {}
     for name, spec in built.bindings.caches.items():
-        rows = sizes.get(str(spec.shape[0]), number)
+        rows = NUM_SLOTS if spec.shape[0] == "slots" else NUM_PAGES
         made[name] = torch.zeros(rows, *map(int, spec.shape[1:]), dtype=torch.float64)
         made[name][0] = torch.nan
     return made
 
 
-def bound(built: BuiltNetwork, batch: StepBatch) -> dict[str, Tensor]:
+class Pages:
+    """Moves the pages of each group about, each group by itself, so that a table of another group misses them."""
+
+    def __init__(self, groups: Iterable[str]) -> None:
+        self._rng = np.random.default_rng(1)
+        self._where = {group: np.arange(NUM_PAGES) for group in groups}
+
+    def table(self, group: str, table: NDArray[np.int32]) -> NDArray[np.int32]:
+        """A block table with the pages where they are now."""
+        return self._where[group][table].astype(np.int32)
+
+    def move(self, built: BuiltNetwork, caches: Mapping[str, Tensor]) -> None:
+        """Put every page but page 0 somewhere else."""
+        for group, where in self._where.items():
+            new = np.array([0, *self._rng.permutation(np.arange(1, NUM_PAGES))])
+            self._where[group] = new[where]
+            for name, spec in built.bindings.caches.items():
+                if spec.shape[0] == f"pages.{group}":
+                    caches[name][torch.from_numpy(new)] = caches[name].clone()
+
+
+def bound(built: BuiltNetwork, batch: StepBatch, pages: Pages) -> dict[str, Tensor]:
     """The arrays of a step by the network's names."""
-    arrays = vars(batch) | {f"block_tables.{group}": table for group, table in batch.block_tables.items()}
+    tables = {f"block_tables.{group}": pages.table(group, table) for group, table in batch.block_tables.items()}
+    arrays = vars(batch) | tables
     return {name: torch.from_numpy(arrays[name]) for name in built.bindings.step}
 
 
@@ -118,27 +157,27 @@ def evaluated(
     """Logits of each step by the network, with its caches carried from one to the next."""
     evaluate = NetworkEvaluator(builder().backend.trt, built.network)
     given = {name: weights[name] for name in built.bindings.weights}
-    caches = pools(built)
+    caches, pages = pools(built), Pages(page_groups(program))
     logits = []
     for batch in steps(program, vocab_size):
-        outputs = evaluate({**bound(built, batch), **caches, **given})
-        caches = {name: outputs[built.bindings.cache_outputs[name]] for name in caches}
+        outputs = evaluate({**bound(built, batch, pages), **caches, **given})
+        caches = {name: outputs[output] for output, name in built.bindings.aliases.items()}
         logits.append(outputs["logits"].numpy())
+        pages.move(built, caches)
     return logits
 
 
 def expected(config: EngineConfig, read: Callable[[str], Tensor]) -> list[NDArray[np.float32]]:
     """Logits of the same steps by the definitions, in float64."""
     program, vocab_size = config.program(), config.model.vocab_size
-    groups = {cache.group for cache in program.caches.values() if hasattr(cache, "group")}
     info = RunnerInfo(
         vocab_size=vocab_size,
         max_batch_size=LIMITS.max_batch_size,
         max_num_tokens=LIMITS.max_num_tokens,
         max_seq_len=LIMITS.max_seq_len,
         page_size=PAGE_SIZE,
-        num_pages=dict.fromkeys(groups, 1 + -(-max(LENGTHS) // PAGE_SIZE) * len(LENGTHS)),
-        num_slots=1 + 2 * len(LENGTHS),
+        num_pages=dict.fromkeys(page_groups(program), NUM_PAGES),
+        num_slots=NUM_SLOTS,
         caches=tuple(program.caches.values()),
     )
     weights = {name: read(name) for name in program.weights}

@@ -18,12 +18,14 @@ class Backend:
 
     `plugin_layers(network, plans)` is called on an empty network with all calls that will become plugin layers, and
     returns what makes the layer of one. `set_targets(config, compute_capabilities)` says which GPUs an engine is for.
+    `times` says whether building measures kernels, so that a timing cache is of use.
     """
 
     name: str
     trt: Any
     plugin_layers: Callable[[Any, Sequence[PluginCall]], AddPlugin]
     set_targets: Callable[[Any, Sequence[int]], None]
+    times: bool
 
 
 def backend(name: str) -> Backend:

@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hybridtrt.build.engine import BuildConfig
-from hybridtrt.build.targets import FP8_COMPUTE_CAPABILITY
 from hybridtrt.build.tensorrt.backend import Backend
 from hybridtrt.build.tensorrt.bindings import Bindings
 from hybridtrt.build.tensorrt.logger import make_logger, make_monitor
 from hybridtrt.build.tensorrt.network import BuiltNetwork, Lowering, build_network
 from hybridtrt.build.tensorrt.profiles import PHASES, dim_ranges, shape_ranges
-from hybridtrt.converters.memory import MemoryPlan
+from hybridtrt.build.tensorrt.request import EngineRequest
 from hybridtrt.plugins.program import Program
 
 Progress = Callable[[str, int, int], None]  # phase, steps done, steps
-
-
-@dataclass(frozen=True)
-class EngineRequest:
-    """What an engine is built from: the program with its lowering, and the limits for its profiles.
-
-    `compute_capabilities` are those that TensorRT-RTX builds for; full TensorRT builds for the GPU at hand and takes
-    none. The builder reads `timing_cache` and writes it back, where it has such a thing.
-    """
-
-    program: Program
-    lowering: Lowering
-    limits: BuildConfig
-    pools: MemoryPlan
-    compute_capabilities: tuple[int, ...] = ()
-    timing_cache: Path | None = None
 
 
 class EngineBuilder:
@@ -62,7 +43,6 @@ class EngineBuilder:
 
         Raises `ValueError` with one line where TensorRT does not build it.
         """
-        check_targets(request)
         built = self.network(request.program, request.lowering)
         config = self._config(request, built.bindings, progress)
         with path.open("wb") as file:
@@ -77,7 +57,7 @@ class EngineBuilder:
     def _config(self, request: EngineRequest, bindings: Bindings, progress: Progress) -> Any:
         trt = self.backend.trt
         config = self._builder.create_builder_config()
-        self.backend.set_targets(config, request.compute_capabilities)
+        self.backend.set_targets(config, request.limits.compute_capabilities)
         config.clear_flag(trt.BuilderFlag.TF32)  # what is float32 is so for its precision
         if request.lowering.return_caches:
             config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
@@ -88,25 +68,15 @@ class EngineBuilder:
                 profile.set_shape(name, *shapes)
             config.add_optimization_profile(profile)
         config.progress_monitor = make_monitor(trt, progress)
-        if request.timing_cache is not None:
+        if self.backend.times and request.timing_cache is not None:
             stored = request.timing_cache.read_bytes() if request.timing_cache.is_file() else b""
             config.set_timing_cache(config.create_timing_cache(stored), False)
         return config
 
     def _keep_timings(self, request: EngineRequest, config: Any) -> None:
-        timings = config.get_timing_cache()
-        if request.timing_cache is not None and timings is not None:
+        if self.backend.times and request.timing_cache is not None:
             request.timing_cache.parent.mkdir(parents=True, exist_ok=True)
-            request.timing_cache.write_bytes(bytes(memoryview(timings.serialize())))
-
-
-def check_targets(request: EngineRequest) -> None:
-    """Raise `ValueError` for FP8 weights on GPUs without FP8."""
-    if any(how.form == "fp8" for how in request.lowering.quantizations.values()):
-        older = [capability for capability in request.compute_capabilities if capability < FP8_COMPUTE_CAPABILITY]
-        if older:
-            given = ", ".join(map(str, older))
-            raise ValueError(f"weights=fp8 need compute capability {FP8_COMPUTE_CAPABILITY} or higher, not {given}")
+            request.timing_cache.write_bytes(bytes(memoryview(config.get_timing_cache().serialize())))
 
 
 def _writer(trt: Any, write: Callable[[Any], Any]) -> Any:

@@ -32,13 +32,9 @@ def full() -> Backend:
         return add
 
     def set_targets(config: Any, compute_capabilities: Sequence[int]) -> None:
-        if compute_capabilities:
-            raise ValueError(
-                f"compute_capability={list(compute_capabilities)}: target tensorrt builds for the GPU at hand only; "
-                "tensorrt-rtx builds for others"
-            )
+        """It builds for the GPU at hand; only kernels are there for all of these."""
 
-    return Backend("tensorrt", trt, plugin_layers, set_targets)
+    return Backend("tensorrt", trt, plugin_layers, set_targets, times=True)
 
 
 def _module() -> Any:

@@ -133,10 +133,10 @@ class Layers:
 
     def _sizes(self, rows: str, rest: tuple[int, ...]) -> Tensor:
         """The shape `[rows, *rest]` as a tensor."""
-        others = np.array(rest, np.int64)
-        self.keep(others)
         name = ".".join(["sizes", rows, *map(str, rest)])
         if name not in self._rows:
+            others = np.array(rest, np.int64)
+            self.keep(others)
             constant = self.network.add_constant(others.shape, self.trt.Weights(others))
             constant.name = f"{name}.rest"
             layer = self.network.add_concatenation([self._rows[rows], constant.get_output(0)])

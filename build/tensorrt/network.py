@@ -15,7 +15,7 @@ from hybridtrt.build.tensorrt.native import NATIVE
 from hybridtrt.build.tensorrt.native.operands import Operands
 from hybridtrt.build.tensorrt.quantization import Quantization
 from hybridtrt.build.tensorrt.trt_dtypes import dtype_name, trt_dtype
-from hybridtrt.build.tensorrt.weights import Read, Weights
+from hybridtrt.build.tensorrt.weights import Read, StoredWeight, Weights
 from hybridtrt.plugins.call import Call, call_of
 from hybridtrt.plugins.program import Node, Program
 from hybridtrt.plugins.spec import TensorSpec
@@ -42,6 +42,13 @@ class Lowering:
     quantizations: Mapping[str, Quantization] = field(default_factory=dict)
     read: Read | None = None
     return_caches: bool = True
+
+    def stored_weights(self, program: Program) -> dict[str, StoredWeight]:
+        """How each weight of the program is stored."""
+        return {
+            name: StoredWeight(name, TensorSpec(spec.shape, self.dtypes.weights[name]), self.quantizations.get(name))
+            for name, spec in program.weights.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -71,13 +78,13 @@ class _Walk:
         self._layers = Layers(backend.trt, network)
         self._plans = {node.name: self._plan(node) for node in program.nodes if node.op in PLUGIN_OPS}
         self._add_plugin: AddPlugin = backend.plugin_layers(network, tuple(self._plans.values()))
-        self._weights = Weights(self._layers, program.weights, lowering.dtypes, lowering.quantizations, lowering.read)
+        self._weights = Weights(self._layers, lowering.stored_weights(program), lowering.read)
         self._step_specs = step_bindings(program)
         self._cache_specs = cache_bindings(program, lowering.page_size)
         self._step = {name: self._input(name, spec) for name, spec in self._step_specs.items()}
         self._caches = {name: self._input(name, spec) for name, spec in self._cache_specs.items()}
         self._values = {name: self._step[name] for name in program.inputs}
-        self._cache_outputs: dict[str, str] = {}
+        self._aliases: dict[str, str] = {}
         self._layers.rows_of("T", self._step["input_ids"])
         self._layers.rows_of("R", self._step["logits_indices"])
 
@@ -103,7 +110,7 @@ class _Walk:
         logits.name = LOGITS
         self._network.mark_output(logits)
         spec = TensorSpec(self._program.values[output].shape, self._lowering.dtypes.of(output))
-        bindings = Bindings(self._step_specs, self._cache_specs, spec, self._cache_outputs, self._weights.inputs)
+        bindings = Bindings(self._step_specs, self._cache_specs, spec, self._aliases, self._weights.inputs)
         return BuiltNetwork(self._network, bindings, self._layers)
 
     def _plan(self, node: Node) -> PluginCall:
@@ -128,8 +135,7 @@ class _Walk:
             layers=self._layers,
             inputs=tuple(self._values[name] for name in node.inputs),
             roles=frozenset(node.weights),
-            weight=lambda role: self._weights.plain(node.weights[role]),
-            matrix=lambda role: self._weights.matrix(node.weights[role]),
+            weight=lambda role: self._weights[node.weights[role]],
             step=self._step,
             attributes=node.attributes,
             results=results,
@@ -141,7 +147,7 @@ class _Walk:
 
     def _plugin(self, node: Node) -> list[Tensor]:
         planned = self._plans[node.name]
-        sources = {"input": self._values.__getitem__, "weight": self._weights.plain}
+        sources = {"input": self._values.__getitem__, "weight": self._weights.__getitem__}
         sources |= {"cache": self._caches.__getitem__, "step": self._step.__getitem__}
         tensors = [sources[operand.source](operand.bound_to) for operand in planned.call.operands]
         for tensor, operand in zip(tensors, planned.call.operands, strict=True):
@@ -150,7 +156,8 @@ class _Walk:
         layer.name = node.name
         for i, operand in enumerate(planned.call.of("cache") if planned.returns_caches else ()):
             written = layer.get_output(len(planned.call.results) + i)
-            written.name = self._cache_outputs[operand.bound_to] = f"{operand.bound_to}.out"
+            written.name = f"{operand.bound_to}.out"
+            self._aliases[written.name] = operand.bound_to
             self._network.mark_output(written)
         return [layer.get_output(i) for i in range(len(planned.call.results))]
 

@@ -13,8 +13,6 @@ from hybridtrt.build.tensorrt.onnx_node import carrier
 from hybridtrt.build.tensorrt.plugin import register_plugins
 from hybridtrt.build.tensorrt.rtx_libraries import tensorrt_rtx
 
-COMPUTE_CAPABILITIES = (75, 80, 86, 89, 120, 121)
-
 
 @cache
 def rtx() -> Backend:
@@ -34,18 +32,14 @@ def rtx() -> Backend:
         return add
 
     def set_targets(config: Any, compute_capabilities: Sequence[int]) -> None:
-        known = ", ".join(map(str, COMPUTE_CAPABILITIES))
-        if not compute_capabilities:
-            raise ValueError(f"target tensorrt-rtx needs at least one compute capability of {known}")
         config.num_compute_capabilities = len(compute_capabilities)
         for i, capability in enumerate(compute_capabilities):
-            if capability not in COMPUTE_CAPABILITIES:
-                raise ValueError(
-                    f"TensorRT-RTX does not build for compute capability {capability}; it does for {known}"
-                )
-            config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{capability}"), i)
+            kind = getattr(trt.ComputeCapability, f"SM{capability}", None)
+            if kind is None:
+                raise ValueError(f"TensorRT-RTX {trt.__version__} does not build for compute capability {capability}")
+            config.set_compute_capability(kind, i)
 
-    return Backend("tensorrt-rtx", trt, plugin_layers, set_targets)
+    return Backend("tensorrt-rtx", trt, plugin_layers, set_targets, times=False)
 
 
 def _parsed(trt: Any, network: Any, plans: Sequence[PluginCall]) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
-from hybridtrt.build.tensorrt.dtypes import NetworkDtypes
 from hybridtrt.build.tensorrt.layers import Layers, Tensor
 from hybridtrt.build.tensorrt.quantization import Quantization, quantized, quantized_specs, scale_name
 from hybridtrt.build.tensorrt.trt_dtypes import trt_dtype
@@ -15,68 +16,65 @@ from hybridtrt.plugins.spec import TensorSpec
 Read = Callable[[str], torch.Tensor]
 
 
-class Weights:
-    """Tensors of weights by name, each made when it is first asked for and named like the weight.
+@dataclass(frozen=True)
+class StoredWeight:
+    """How a network stores a weight: as a tensor of a dtype, or quantised and multiplied in that dtype."""
 
-    `read` gives a weight as the checkpoint has it; without it weights become inputs of the network. `quantizations`
-    says which matrices are stored in few bits. `inputs` collects the specs of what became an input.
+    name: str
+    spec: TensorSpec
+    how: Quantization | None = None
+
+    def specs(self) -> dict[str, TensorSpec]:
+        """The tensors that stand for it, by name. Raises `ValueError` for a shape that cannot be quantised so."""
+        if self.how is None:
+            return {self.name: self.spec}
+        return quantized_specs(self.name, self.spec.shape, self.how, self.spec.dtype)
+
+    def tensors(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The tensors of `specs` for a weight as the checkpoint has it; int4 is packed, two numbers a byte."""
+        if self.how is None:
+            return {self.name: weight.to(getattr(torch, self.spec.dtype)).contiguous()}
+        return quantized(self.name, weight, self.how, self.spec.dtype)
+
+
+class Weights:
+    """Tensors of weights by name, each made when it is first asked for, once, and named like the weight.
+
+    `read` gives a weight as the checkpoint has it; without it weights become inputs of the network, whose specs
+    `inputs` collects.
     """
 
-    def __init__(
-        self,
-        layers: Layers,
-        specs: Mapping[str, TensorSpec],
-        dtypes: NetworkDtypes,
-        quantizations: Mapping[str, Quantization],
-        read: Read | None,
-    ) -> None:
-        self._layers, self._specs, self._dtypes = layers, specs, dtypes
-        self._quantizations, self._read = quantizations, read
+    def __init__(self, layers: Layers, stored: Mapping[str, StoredWeight], read: Read | None) -> None:
+        self._layers, self._stored, self._read = layers, stored, read
         self._tensors: dict[str, Tensor] = {}
         self.inputs: dict[str, TensorSpec] = {}
 
-    def plain(self, name: str) -> Tensor:
-        """A weight that is not quantised, in its dtype."""
-        if name in self._tensors:
-            return self._tensors[name]
-        spec = TensorSpec(self._specs[name].shape, self._dtypes.weights[name])
-        value = None if self._read is None else self._read(name).to(getattr(torch, spec.dtype)).contiguous()
-        self._tensors[name] = self._stored(name, spec, value)
+    def __getitem__(self, name: str) -> Tensor:
+        """A weight in the dtype that it is computed with; a quantised one goes through a layer that dequantises it."""
+        if name not in self._tensors:
+            self._tensors[name] = self._add(self._stored[name])
         return self._tensors[name]
 
-    def matrix(self, name: str) -> Tensor:
-        """A weight in the dtype that it is multiplied in: quantised ones go through a layer that dequantises them."""
-        if name not in self._quantizations:
-            return self.plain(name)
-        if name in self._tensors:
-            return self._tensors[name]
-        how, dtype = self._quantizations[name], self._dtypes.weights[name]
-        specs = quantized_specs(name, self._specs[name].shape, how, dtype)
-        values = {} if self._read is None else quantized(name, self._read(name), how, dtype)
-        numbers, scales = (self._stored(part, specs[part], values.get(part)) for part in (name, scale_name(name)))
-        trt = self._layers.trt
-        layer = self._layers.network.add_dequantize(numbers, scales, trt_dtype(trt, dtype))
-        if how.per_output:
+    def _add(self, weight: StoredWeight) -> Tensor:
+        values = {} if self._read is None else weight.tensors(self._read(weight.name))
+        parts = {name: self._part(name, spec, values.get(name)) for name, spec in weight.specs().items()}
+        if weight.how is None:
+            return parts[weight.name]
+        dtype = trt_dtype(self._layers.trt, weight.spec.dtype)
+        layer = self._layers.network.add_dequantize(parts[weight.name], parts[scale_name(weight.name)], dtype)
+        if weight.how.per_output:
             layer.axis = 0
-        layer.name = f"{name}/dequantize"
-        self._tensors[name] = layer.get_output(0)
-        return self._tensors[name]
+        layer.name = f"{weight.name}/dequantize"
+        return layer.get_output(0)
 
-    def _stored(self, name: str, spec: TensorSpec, value: torch.Tensor | None) -> Tensor:
+    def _part(self, name: str, spec: TensorSpec, value: torch.Tensor | None) -> Tensor:
         trt, network = self._layers.trt, self._layers.network
-        dtype = trt_dtype(trt, spec.dtype)
+        dtype, shape = trt_dtype(trt, spec.dtype), tuple(map(int, spec.shape))
         if value is None:
             self.inputs[name] = spec
-            return network.add_input(name, dtype, spec.shape)
+            return network.add_input(name, dtype, shape)
         self._layers.keep(value)
-        layer = network.add_constant(spec.shape, trt.Weights(dtype, value.data_ptr(), _count(spec)))
+        layer = network.add_constant(shape, trt.Weights(dtype, value.data_ptr(), math.prod(shape)))
         layer.name = name
         layer.get_output(0).name = name
         return layer.get_output(0)
-
-
-def _count(spec: TensorSpec) -> int:
-    count = 1
-    for dim in spec.shape:
-        count *= int(dim)
-    return count

@@ -9,7 +9,7 @@ from hybridtrt.build.tensorrt.native.operands import Operands
 def linear(node: Operands) -> tuple[Tensor, ...]:
     """x W^T + b in the dtype of W."""
     layers = node.layers
-    weight = node.matrix("weight")
+    weight = node.weight("weight")
     x = node.inputs[0]
     y = layers.matmul(layers.cast_like(x, weight), weight)
     if "bias" in node.roles:

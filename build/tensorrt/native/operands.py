@@ -14,15 +14,13 @@ from hybridtrt.plugins.spec import TensorSpec
 class Operands:
     """A node's inputs as tensors, its weights by role, and the specs of its results.
 
-    `weight(role)` has the dtype that the network stores it in, `matrix(role)` that in which it multiplies: the two
-    differ where weights are quantised. `step` has the arrays of the step contract.
+    `step` has the arrays of the step contract.
     """
 
     layers: Layers
     inputs: tuple[Tensor, ...]
     roles: frozenset[str]
     weight: Callable[[str], Tensor]
-    matrix: Callable[[str], Tensor]
     step: Mapping[str, Tensor]
     attributes: Mapping[str, Any]
     results: tuple[TensorSpec, ...]

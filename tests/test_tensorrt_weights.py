@@ -1,0 +1,175 @@
+"""Weights as constants and as inputs, in full and in few bits, and caches that are not returned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from networks import (
+    builder,
+    checkpoint,
+    config_of,
+    evaluated,
+    expected,
+    float64_weights,
+    network,
+    request,
+    worst_error,
+)
+from torch import Tensor
+
+from hybridtrt.build.tensorrt.quantization import Quantization, quantized, quantized_specs, scale_name
+from hybridtrt.build.tensorrt.request import quantizations
+from hybridtrt.plugins.linear.packing import integers
+
+CLOSE = 1e-4  # of the logits' standard deviation
+FORMS = [("int8", 0), ("int8", 32), ("int4", 32), ("fp8", 0)]
+
+
+@pytest.mark.parametrize("variant", ["qwen3_next", "zamba2", "deepseek_v3"])
+def test_constants_hold_the_checkpoints_weights(variant: str) -> None:
+    config = config_of(variant)
+    built = network(config, "float32", read=checkpoint(variant).tensor)
+    assert not built.bindings.weights
+    found = evaluated(built, config.program(), config.model.vocab_size, {})
+    assert worst_error(found, expected(config, checkpoint(variant).tensor)) < CLOSE
+
+
+def test_a_weight_that_two_nodes_share_is_there_once() -> None:
+    config = config_of("zamba2")
+    built = network(config, "bfloat16")
+    names = [built.network.get_input(i).name for i in range(built.network.num_inputs)]
+    assert sorted(set(names)) == sorted(names)
+    assert set(config.program().weights) <= set(names)
+
+
+@pytest.mark.parametrize("variant", ["gemma3_text", "mamba2"])
+def test_caches_that_are_not_returned_are_written_through_their_inputs(variant: str) -> None:
+    """The plugins overwrite the pools: the evaluator keeps them in place either way."""
+    config = config_of(variant)
+    built = network(config, "bfloat16", return_caches=False)
+    assert not built.bindings.aliases
+    assert built.network.num_outputs == 1
+    assert not any(".out" in layer for layer in outputs_of(built))
+    found = evaluated(built, config.program(), config.model.vocab_size, float64_weights(variant))
+    assert worst_error(found, expected(config, checkpoint(variant).tensor)) < CLOSE
+
+
+def outputs_of(built: Any) -> list[str]:
+    layers = [built.network.get_layer(i) for i in range(built.network.num_layers)]
+    return [layer.get_output(i).name for layer in layers for i in range(layer.num_outputs)]
+
+
+def stored(variant: str, form: str, group: int) -> tuple[dict[str, Quantization], dict[str, Tensor], dict[str, Tensor]]:
+    """The quantised matrices, the network's inputs, and the weights that these stand for."""
+    config = config_of(variant, weights=form, group_size=group or None, compute_capabilities=(89,))
+    found = quantizations(config, config.program())
+    inputs, meant = float64_weights(variant), float64_weights(variant)
+    for name, how in found.items():
+        tensors = quantized(name, meant[name], how, "float32")
+        numbers, scales = unpacked(tensors[name], how), tensors[scale_name(name)].double()
+        inputs |= {name: numbers, scale_name(name): scales}
+        wide = scales if how.form == "fp8" else scales.reshape(len(numbers), -1)
+        groups = 1 if how.form == "fp8" else numbers.shape[1] // wide.shape[1]
+        meant[name] = numbers * (wide if how.form == "fp8" else wide.repeat_interleave(groups, 1))
+    return found, inputs, meant
+
+
+def unpacked(numbers: Tensor, how: Quantization) -> Tensor:
+    if how.form != "int4":
+        return numbers.double()
+    low, high = (numbers << 4) >> 4, numbers >> 4
+    return torch.stack([low, high], 2).flatten(1).double()
+
+
+@pytest.mark.parametrize(("form", "group"), FORMS)
+@pytest.mark.parametrize("variant", ["granitemoehybrid", "nemotron_h"])
+def test_quantised_networks_compute_with_the_matrices_that_their_numbers_stand_for(
+    variant: str, form: str, group: int
+) -> None:
+    config = config_of(variant)
+    found, inputs, meant = stored(variant, form, group)
+    assert found
+    built = network(config, "bfloat16", quantizations=found)
+    assert {spec.dtype for name, spec in built.bindings.weights.items() if name in found} == {form}
+    logits = evaluated(built, config.program(), config.model.vocab_size, inputs)
+    assert worst_error(logits, expected(config, meant.__getitem__)) < CLOSE
+    exact = expected(config, checkpoint(variant).tensor)
+    assert CLOSE < worst_error(logits, exact)
+
+
+@pytest.mark.parametrize(("form", "group"), FORMS)
+@pytest.mark.parametrize("as_inputs", [False, True])
+def test_quantised_networks_build(form: str, group: int, as_inputs: bool, tmp_path: Path) -> None:
+    config = config_of("granitemoehybrid", weights=form, group_size=group or None, compute_capabilities=(89, 120))
+    read = None if as_inputs else checkpoint("granitemoehybrid").tensor
+    asked = request(config, quantizations=quantizations(config, config.program()), read=read)
+    builder().build(asked, tmp_path / "engine")
+
+
+def test_which_matrices_are_quantised() -> None:
+    """Those of linear layers: not routers, tied embeddings, experts, norms, nor what is excluded."""
+    config = config_of("granitemoehybrid", weights="int8", exclude=("layers.0.*",))
+    program = config.program()
+    found = quantizations(config, program)
+    assert found
+    assert all(name.endswith(".weight") and len(program.weights[name].shape) == 2 for name in found)
+    assert not any("router" in name or "embedding" in name or "conv" in name or "experts" in name for name in found)
+    assert not any(name.startswith("layers.0.") for name in found)
+    assert quantizations(config_of("granitemoehybrid"), program) == {}
+
+
+@pytest.mark.parametrize(("form", "group"), FORMS)
+def test_rounding_errs_by_half_a_step(form: str, group: int) -> None:
+    matrix = torch.randn(48, 64, generator=torch.Generator().manual_seed(0))
+    matrix[3] = 0.0
+    how = Quantization(form, group)
+    tensors, specs = quantized("w", matrix, how, "float32"), quantized_specs("w", (48, 64), how, "float32")
+    scales = tensors["w.scale"].double()
+    assert tuple(scales.shape) == specs["w.scale"].shape
+    assert (scales > 0).all()
+    numbers = unpacked(tensors["w"], how)
+    assert tuple(numbers.shape) == specs["w"].shape
+    wide = scales.reshape(-1, 1) if scales.dim() < 2 else scales.repeat_interleave(64 // scales.shape[1], 1)
+    error = (numbers * wide - matrix).abs()
+    # FP8 has four significant bits; 4 bits may clip the largest number.
+    bound = matrix.abs() / 16 + wide * 2**-10 if form == "fp8" else wide * (0.501 if form == "int8" else 1.5)
+    assert (error <= bound).all()
+    assert (error[3] == 0).all()
+
+
+def test_positive_scales_of_four_bits_err_little_more_than_signed_ones() -> None:
+    matrix = torch.randn(64, 256, generator=torch.Generator().manual_seed(1))
+    numbers, scales = integers(matrix, 4, 64)
+    error = (numbers.double() * scales.double().repeat_interleave(64, 1) - matrix).square().mean()
+    assert error < 0.0095  # of numbers of variance 1; signed scales give 0.0088 here
+
+
+def test_rows_that_groups_do_not_divide_are_refused() -> None:
+    with pytest.raises(ValueError, match="w has rows of 48 numbers, which groups of 32 do not divide: choose another"):
+        quantized_specs("w", (8, 48), Quantization("int4", 32), "float16")
+
+
+@pytest.mark.parametrize(("form", "group", "message"), [("int3", 0, "'int3' is not one of"), ("int4", 0, "group_size=0")])
+def test_unknown_formats_are_refused(form: str, group: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Quantization(form, group)
+
+
+def test_fp8_on_an_older_gpu_is_refused_when_the_config_is_made() -> None:
+    with pytest.raises(ValueError, match="FP8 begins at 89"):
+        config_of("jamba", weights="fp8", compute_capabilities=(80, 89))
+
+
+def test_constants_in_the_networks_dtype_are_the_checkpoints_own_memory() -> None:
+    """No copy of a weight is made that has the right dtype already."""
+    source = torch.zeros(4, 8, dtype=torch.bfloat16)
+    from hybridtrt.build.tensorrt.weights import StoredWeight
+    from hybridtrt.plugins.spec import TensorSpec
+
+    (kept,) = StoredWeight("w", TensorSpec((4, 8), "bfloat16")).tensors(source).values()
+    assert kept.data_ptr() == source.data_ptr()
+    assert np.prod(kept.shape) == 32
