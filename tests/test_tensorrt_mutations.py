@@ -14,6 +14,7 @@ from hybridtrt.build.tensorrt import network as walk
 from hybridtrt.build.tensorrt.layers import Layers
 from hybridtrt.build.tensorrt.native import pointwise
 from hybridtrt.build.tensorrt.native.operands import Operands
+from hybridtrt.build.tensorrt.tensor import Tensor
 from hybridtrt.plugins.call import Call
 
 CLOSE = 1e-4  # of the logits' standard deviation
@@ -57,7 +58,9 @@ def attribute(variant: str, op: str, name: str, change: Callable[[Any], Any]) ->
     return Mistake(variant, walk, "call_of", wrong, fits)
 
 
-def layer(variant: str, name: str, wrong: Callable[..., Any], fits: Callable[..., bool] = lambda *args: True) -> Mistake:
+def layer(
+    variant: str, name: str, wrong: Callable[..., Any], fits: Callable[..., bool] = lambda *args: True
+) -> Mistake:
     return Mistake(variant, Layers, name, wrong, fits)
 
 
@@ -77,40 +80,88 @@ def plain_weight(right: Any, self: Operands, role: str, rank: int) -> Any:
     return self.layers.binary("DIV", weight, weight)
 
 
+def exchanged(right: Any, self: Operands, role: str, rank: int) -> Any:
+    return right(self, {"bias": "weight", "weight": "bias"}[role], rank)
+
+
+def other_axis(right: Any, self: Layers, x: Tensor, rows: Tensor) -> Tensor:
+    layer = self.network.add_gather(x.handle, rows.handle, 1)
+    return self.add("gather", layer, (*rows.shape, *x.shape[1:]), x.dtype)
+
+
+def not_transposed(right: Any, self: Layers, x: Tensor, weight: Tensor) -> Tensor:
+    plain = self.trt.MatrixOperation.NONE
+    layer = self.network.add_matrix_multiply(x.handle, plain, weight.handle, plain)
+    return self.add("matmul", layer, x.shape, x.dtype)
+
+
 MISTAKES = {
-    "matrix not transposed": layer("lfm2", "matmul", lambda right, self, x, w: _matmul(self, x, w), lambda s, x, w: w.shape[0] == w.shape[1]),
-    "slice begins one early": layer("qwen3_next", "slice", lambda right, self, x, rows, begin, size: right(self, x, rows, begin - 1, size), lambda s, x, rows, begin, size: begin > 0),
-    "sine added, not taken off": layer("qwen3_next", "binary", lambda right, self, kind, x, y: right(self, "SUM", x, y), lambda s, kind, x, y: kind == "SUB"),
-    "cosine for sine": layer("gemma3_text", "unary", lambda right, self, kind, x: right(self, "COS", x), lambda s, kind, x: kind == "SIN"),
-    "norm upside down": layer("jamba", "binary", lambda right, self, kind, x, y: right(self, kind, y, x), lambda s, kind, x, y: kind == "DIV"),
+    "matrix not transposed": layer("lfm2", "matmul", not_transposed, lambda s, x, w: w.shape[0] == w.shape[1]),
+    "slice begins one early": layer(
+        "qwen3_next",
+        "slice",
+        lambda right, self, x, rows, begin, size: right(self, x, rows, begin - 1, size),
+        lambda s, x, rows, begin, size: begin > 0,
+    ),
+    "sine added, not taken off": layer(
+        "qwen3_next",
+        "binary",
+        lambda right, self, kind, x, y: right(self, "SUM", x, y),
+        lambda s, kind, x, y: kind == "SUB",
+    ),
+    "cosine for sine": layer(
+        "gemma3_text", "unary", lambda right, self, kind, x: right(self, "COS", x), lambda s, kind, x: kind == "SIN"
+    ),
+    "norm upside down": layer(
+        "jamba", "binary", lambda right, self, kind, x, y: right(self, kind, y, x), lambda s, kind, x, y: kind == "DIV"
+    ),
     "mean over another axis": layer("jamba", "mean", lambda right, self, x, axis: right(self, x, axis - 1)),
-    "larger eps": layer("granitemoehybrid", "scalar", lambda right, self, value, like: right(self, 0.1, like), lambda s, value, like: value < 1e-3),
+    "larger eps": layer(
+        "granitemoehybrid",
+        "scalar",
+        lambda right, self, value, like: right(self, 0.1, like),
+        lambda s, value, like: value < 1e-3,
+    ),
     "scale dropped": layer("granitemoehybrid", "multiply", lambda right, self, x, by: x, lambda s, x, by: by != 1.0),
-    "parts the wrong way round": layer("zamba2", "concat", lambda right, self, *parts: right(self, *parts[::-1]), lambda s, *parts: len(parts) > 1),
-    "another axis gathered": layer("jamba", "gather", lambda right, self, x, rows: self.add("gather", self.network.add_gather(x, rows, 1))),
-    "tanh for the sigmoid": layer("qwen3_next", "activation", lambda right, self, kind, x: right(self, "TANH", x), lambda s, kind, x: kind == "SIGMOID"),
-    "exact for the tanh GELU": layer("gemma3_text", "activation", lambda right, self, kind, x: right(self, "GELU_ERF", x), lambda s, kind, x: kind == "GELU_TANH"),
-    "heads and channels exchanged": layer("lfm2", "reshape", lambda right, self, x, dims: right(self, x, (0, dims[2], dims[1])), lambda s, x, dims: len(set(dims)) == 3),
-    "gate and up exchanged": Mistake("gemma3_text", pointwise, "glu", lambda right, layers, gate, up, kind: right(layers, up, gate, kind)),
+    "parts the wrong way round": layer(
+        "zamba2", "concat", lambda right, self, *parts: right(self, *parts[::-1]), lambda s, *parts: len(parts) > 1
+    ),
+    "another axis gathered": layer("jamba", "gather", other_axis),
+    "tanh for the sigmoid": layer(
+        "qwen3_next",
+        "activation",
+        lambda right, self, kind, x: right(self, "TANH", x),
+        lambda s, kind, x: kind == "SIGMOID",
+    ),
+    "exact for the tanh GELU": layer(
+        "gemma3_text",
+        "activation",
+        lambda right, self, kind, x: right(self, "GELU_ERF", x),
+        lambda s, kind, x: kind == "GELU_TANH",
+    ),
+    "heads and channels exchanged": layer(
+        "lfm2",
+        "reshape",
+        lambda right, self, x, dims: right(self, x, (0, dims[2], dims[1])),
+        lambda s, x, dims: len(set(dims)) == 3,
+    ),
+    "gate and up exchanged": Mistake(
+        "gemma3_text", pointwise, "glu", lambda right, layers, gate, up, kind: right(layers, up, gate, kind)
+    ),
     "weight of a norm dropped": Mistake("olmo_hybrid", Operands, "wide_weight", plain_weight),
-    "bias for weight": Mistake("zaya", Operands, "wide_weight", lambda right, self, role, rank: right(self, {"bias": "weight", "weight": "bias"}[role], rank), lambda s, role, rank: "bias" in s.roles),
+    "bias for weight": Mistake("zaya", Operands, "wide_weight", exchanged, lambda s, role, rank: "bias" in s.roles),
     "keys for values": crossed("mixtral", "attention", "k", "v"),
     "B for C": crossed("nemotron_h", "ssd", "B", "C"),
     "A_log for D": crossed("mamba2", "ssd", "A_log", "D"),
     "gates exchanged": crossed("qwen3_next", "linear_attention", "gate_1", "gate_2"),
     "slots read and written exchanged": crossed("qwen3_next", "causal_conv", "state_src", "state_dst"),
     "gates of the recurrence exchanged": crossed("recurrent_gemma", "rg_lru", "input_gate", "recurrence_gate"),
-    "another block table": Mistake("gemma3_text", walk, "call_of", other_table, lambda *args: args[1].op == "attention"),
+    "another block table": Mistake("gemma3_text", walk, "call_of", other_table, lambda *a: a[1].op == "attention"),
     "attention unscaled": attribute("jamba", "attention", "scale", lambda value: 1.0),
     "wider window": attribute("gemma3_text", "attention", "window", lambda value: value + 1),
     "another activation of experts": attribute("mixtral", "experts", "activation", lambda value: "gelu"),
-    "weights of the experts not renormalised": attribute("qwen3_next", "router", "renormalize", lambda value: not value),
-}  # fmt: skip
-
-
-def _matmul(self: Layers, x: Any, w: Any) -> Any:
-    plain = self.trt.MatrixOperation.NONE
-    return self.add("matmul", self.network.add_matrix_multiply(x, plain, w, plain))
+    "experts not renormalised": attribute("qwen3_next", "router", "renormalize", lambda value: not value),
+}
 
 
 def found_out(variant: str) -> bool:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridtrt.build.tensorrt.call_codec import PluginCall
-from hybridtrt.build.tensorrt.layers import Tensor
 
-AddPlugin = Callable[[PluginCall, Sequence[Tensor]], Any]  # the layer of a call on these tensors
+AddPlugin = Callable[[PluginCall, Sequence[Any]], Any]  # the layer of a call on these `trt.ITensor`s
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from hybridtrt.plugins.call import Call, Operand
@@ -27,6 +28,7 @@ class PluginCall:
     returns_caches: bool
     scratch_bytes: int
 
+    @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Results, then the caches."""
         caches = tuple(operand.spec for operand in self.call.of("cache")) if self.returns_caches else ()

@@ -9,7 +9,6 @@ from typing import Any
 
 from hybridtrt.build.tensorrt.backend import AddPlugin, Backend
 from hybridtrt.build.tensorrt.call_codec import PluginCall
-from hybridtrt.build.tensorrt.layers import Tensor
 from hybridtrt.build.tensorrt.plugin import register_plugins
 
 OLDEST = (10, 14)
@@ -23,7 +22,7 @@ def full() -> Backend:
     def plugin_layers(network: Any, plans: Sequence[PluginCall]) -> AddPlugin:
         creators = register_plugins(trt, sorted({planned.call.op for planned in plans}))
 
-        def add(planned: PluginCall, inputs: Sequence[Tensor]) -> Any:
+        def add(planned: PluginCall, inputs: Sequence[Any]) -> Any:
             layer = network.add_plugin_v3(list(inputs), [], creators[planned.call.op].make(planned))
             if layer is None:
                 raise ValueError(f"TensorRT refuses the plugin of {planned.call.name} ({planned.call.op})")

@@ -10,10 +10,11 @@ from hybridtrt.build.tensorrt.backend import AddPlugin, Backend
 from hybridtrt.build.tensorrt.bindings import LOGITS, Bindings, cache_bindings, step_bindings
 from hybridtrt.build.tensorrt.call_codec import PluginCall
 from hybridtrt.build.tensorrt.dtypes import NetworkDtypes
-from hybridtrt.build.tensorrt.layers import Layers, Tensor
+from hybridtrt.build.tensorrt.layers import Layers
 from hybridtrt.build.tensorrt.native import NATIVE
 from hybridtrt.build.tensorrt.native.operands import Operands
 from hybridtrt.build.tensorrt.quantization import Quantization
+from hybridtrt.build.tensorrt.tensor import Tensor
 from hybridtrt.build.tensorrt.trt_dtypes import dtype_name, trt_dtype
 from hybridtrt.build.tensorrt.weights import Read, StoredWeight, Weights
 from hybridtrt.plugins.call import Call, call_of
@@ -98,7 +99,7 @@ class _Walk:
             else:
                 raise ValueError("TensorRT has neither layers nor a plugin for it")
             for output, tensor in zip(node.outputs, results, strict=True):
-                self._check(tensor, TensorSpec(self._program.values[output].shape, self._lowering.dtypes.of(output)))
+                self._expect(tensor, self._spec(output))
                 self._values[output] = tensor
         except ValueError as error:
             raise ValueError(f"{node.name} ({node.op}): {error}") from None
@@ -107,9 +108,10 @@ class _Walk:
         """Mark the outputs."""
         (output,) = self._program.outputs
         logits = self._values[output]
-        logits.name = LOGITS
-        self._network.mark_output(logits)
-        spec = TensorSpec(self._program.values[output].shape, self._lowering.dtypes.of(output))
+        logits.handle.name = LOGITS
+        self._network.mark_output(logits.handle)
+        self._ask_tensorrt()
+        spec = self._spec(output)
         bindings = Bindings(self._step_specs, self._cache_specs, spec, self._aliases, self._weights.inputs)
         return BuiltNetwork(self._network, bindings, self._layers)
 
@@ -126,11 +128,10 @@ class _Walk:
         for axis, dim in enumerate(spec.shape):
             if isinstance(dim, str):
                 tensor.set_dimension_name(axis, dim)
-        return tensor
+        return Tensor.of(tensor, spec)
 
     def _native(self, node: Node) -> list[Tensor]:
-        dtypes = self._lowering.dtypes
-        results = tuple(TensorSpec(self._program.values[out].shape, dtypes.of(out)) for out in node.outputs)
+        results = tuple(self._spec(output) for output in node.outputs)
         operands = Operands(
             layers=self._layers,
             inputs=tuple(self._values[name] for name in node.inputs),
@@ -151,20 +152,26 @@ class _Walk:
         sources |= {"cache": self._caches.__getitem__, "step": self._step.__getitem__}
         tensors = [sources[operand.source](operand.bound_to) for operand in planned.call.operands]
         for tensor, operand in zip(tensors, planned.call.operands, strict=True):
-            self._check(tensor, operand.spec)
-        layer = self._add_plugin(planned, tensors)
+            self._expect(tensor, operand.spec)
+        layer = self._add_plugin(planned, [tensor.handle for tensor in tensors])
         layer.name = node.name
         for i, operand in enumerate(planned.call.of("cache") if planned.returns_caches else ()):
             written = layer.get_output(len(planned.call.results) + i)
             written.name = f"{operand.bound_to}.out"
             self._aliases[written.name] = operand.bound_to
             self._network.mark_output(written)
-        return [layer.get_output(i) for i in range(len(planned.call.results))]
+        return [Tensor.of(layer.get_output(i), spec) for i, spec in enumerate(planned.call.results)]
 
-    def _check(self, tensor: Tensor, spec: TensorSpec) -> None:
-        shape, dtype = tuple(tensor.shape), dtype_name(self._trt, tensor.dtype)
-        wanted = tuple(-1 if isinstance(dim, str) else dim for dim in spec.shape)
-        if dtype != spec.dtype or len(shape) != len(wanted):
-            raise ValueError(f"{tensor.name} is {dtype} {shape}, expected {spec.dtype} {spec.shape}")
-        if any(dim not in (-1, size) for dim, size in zip(shape, wanted, strict=True)):
-            raise ValueError(f"{tensor.name} has the shape {shape}, expected {spec.shape}")
+    def _spec(self, value: str) -> TensorSpec:
+        return TensorSpec(self._program.values[value].shape, self._lowering.dtypes.of(value))
+
+    def _expect(self, tensor: Tensor, spec: TensorSpec) -> None:
+        if tensor != Tensor.of(tensor.handle, spec):
+            raise ValueError(f"a tensor is {tensor.dtype} {tensor.shape}, expected {spec.dtype} {spec.shape}")
+
+    def _ask_tensorrt(self) -> None:
+        """Raise `ValueError` where TensorRT gives a value another shape or dtype than the program."""
+        for name, tensor in self._values.items():
+            shape, dtype = tuple(tensor.handle.shape), dtype_name(self._trt, tensor.handle.dtype)
+            if dtype != tensor.dtype or shape != tensor.shape:
+                raise ValueError(f"TensorRT takes {name} for {dtype} {shape}, expected {tensor.dtype} {tensor.shape}")

@@ -27,7 +27,7 @@ def carrier(plans: Sequence[PluginCall]) -> bytes:
     nodes, outputs = [], []
     for planned in plans:
         operands = [_constant(constants, operand.spec) for operand in planned.call.operands]
-        specs = planned.outputs()
+        specs = planned.outputs
         results = [f"{planned.call.name}:{i}" for i in range(len(specs))]
         nodes.append(onnx_node(planned, operands, results))
         outputs += [

@@ -40,7 +40,7 @@ class PluginMethods:
         self.planned, self._launchers = planned, launchers
         self._launcher: Launcher | None = None
         self.plugin_name, self.plugin_version, self.plugin_namespace = planned.call.op, VERSION, NAMESPACE
-        self.num_outputs = len(planned.outputs())
+        self.num_outputs = len(planned.outputs)
 
     def get_capability_interface(self, kind: Any) -> Any:
         return self
@@ -54,7 +54,7 @@ class PluginMethods:
         return self.clone()
 
     def get_output_data_types(self, input_types: Sequence[Any]) -> list[Any]:
-        return [trt_dtype(self.trt, spec.dtype) for spec in self.planned.outputs()]
+        return [trt_dtype(self.trt, spec.dtype) for spec in self.planned.outputs]
 
     def get_output_shapes(self, inputs: Sequence[Any], shape_inputs: Sequence[Any], builder: Any) -> list[Any]:
         """Symbols are taken from the operands that have them, whole numbers from the call."""
@@ -64,7 +64,7 @@ class PluginMethods:
                 if isinstance(dim, str) and (dim != "pages" or operand.source == "cache"):
                     found.setdefault(dim, dims[axis])
         shapes = []
-        for spec in self.planned.outputs():
+        for spec in self.planned.outputs:
             exprs = self.trt.DimsExprs(len(spec.shape))
             for axis, dim in enumerate(spec.shape):
                 exprs[axis] = found[dim] if isinstance(dim, str) else builder.constant(int(dim))
@@ -75,7 +75,7 @@ class PluginMethods:
         return self.planned.alias(output)
 
     def supports_format_combination(self, position: int, descriptions: Sequence[Any], num_inputs: int) -> bool:
-        specs = (*(operand.spec for operand in self.planned.call.operands), *self.planned.outputs())
+        specs = (*(operand.spec for operand in self.planned.call.operands), *self.planned.outputs)
         given = descriptions[position].desc
         return bool(
             given.type == trt_dtype(self.trt, specs[position].dtype) and given.format == self.trt.TensorFormat.LINEAR

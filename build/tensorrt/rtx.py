@@ -8,7 +8,6 @@ from typing import Any
 
 from hybridtrt.build.tensorrt.backend import AddPlugin, Backend
 from hybridtrt.build.tensorrt.call_codec import PluginCall
-from hybridtrt.build.tensorrt.layers import Tensor
 from hybridtrt.build.tensorrt.onnx_node import carrier
 from hybridtrt.build.tensorrt.plugin import register_plugins
 from hybridtrt.build.tensorrt.rtx_libraries import tensorrt_rtx
@@ -23,7 +22,7 @@ def rtx() -> Backend:
         """Python has no `add_plugin_v3` there: the ONNX parser makes the layers, which get other inputs afterwards."""
         layers = _parsed(trt, network, plans) if plans else {}
 
-        def add(planned: PluginCall, inputs: Sequence[Tensor]) -> Any:
+        def add(planned: PluginCall, inputs: Sequence[Any]) -> Any:
             layer = layers.pop(planned.call.name)
             for i, tensor in enumerate(inputs):
                 layer.set_input(i, tensor)

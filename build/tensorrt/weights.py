@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from hybridtrt.build.tensorrt.layers import Layers, Tensor
+from hybridtrt.build.tensorrt.layers import Layers
 from hybridtrt.build.tensorrt.quantization import Quantization, quantized, quantized_specs, scale_name
+from hybridtrt.build.tensorrt.tensor import Tensor
 from hybridtrt.build.tensorrt.trt_dtypes import trt_dtype
 from hybridtrt.plugins.spec import TensorSpec
 
@@ -61,20 +62,21 @@ class Weights:
         if weight.how is None:
             return parts[weight.name]
         dtype = trt_dtype(self._layers.trt, weight.spec.dtype)
-        layer = self._layers.network.add_dequantize(parts[weight.name], parts[scale_name(weight.name)], dtype)
+        numbers, scales = parts[weight.name].handle, parts[scale_name(weight.name)].handle
+        layer = self._layers.network.add_dequantize(numbers, scales, dtype)
         if weight.how.per_output:
             layer.axis = 0
         layer.name = f"{weight.name}/dequantize"
-        return layer.get_output(0)
+        return Tensor.of(layer.get_output(0), weight.spec)
 
     def _part(self, name: str, spec: TensorSpec, value: torch.Tensor | None) -> Tensor:
         trt, network = self._layers.trt, self._layers.network
         dtype, shape = trt_dtype(trt, spec.dtype), tuple(map(int, spec.shape))
         if value is None:
             self.inputs[name] = spec
-            return network.add_input(name, dtype, shape)
+            return Tensor.of(network.add_input(name, dtype, shape), spec)
         self._layers.keep(value)
         layer = network.add_constant(shape, trt.Weights(dtype, value.data_ptr(), math.prod(shape)))
         layer.name = name
         layer.get_output(0).name = name
-        return layer.get_output(0)
+        return Tensor.of(layer.get_output(0), spec)

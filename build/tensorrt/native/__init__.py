@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hybridtrt.build.tensorrt.layers import Tensor
 from hybridtrt.build.tensorrt.native.linear import embedding, gather_rows, linear
 from hybridtrt.build.tensorrt.native.norms import layer_norm, rms_norm
 from hybridtrt.build.tensorrt.native.operands import Operands
@@ -23,6 +22,7 @@ from hybridtrt.build.tensorrt.native.pointwise import (
 )
 from hybridtrt.build.tensorrt.native.reshaping import concat, flatten, split
 from hybridtrt.build.tensorrt.native.rotary import rotary, rotary_table
+from hybridtrt.build.tensorrt.tensor import Tensor
 
 NATIVE: dict[str, Callable[[Operands], tuple[Tensor, ...]]] = {
     function.__name__: function

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hybridtrt.build.tensorrt.layers import Layers, Tensor
+from hybridtrt.build.tensorrt.layers import Layers
+from hybridtrt.build.tensorrt.tensor import Tensor
 
 
 def _silu(layers: Layers, x: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hybridtrt.build.tensorrt.layers import Tensor
 from hybridtrt.build.tensorrt.native.operands import Operands
+from hybridtrt.build.tensorrt.tensor import Tensor
 
 
 def linear(node: Operands) -> tuple[Tensor, ...]:
@@ -11,9 +11,9 @@ def linear(node: Operands) -> tuple[Tensor, ...]:
     layers = node.layers
     weight = node.weight("weight")
     x = node.inputs[0]
-    y = layers.matmul(layers.cast_like(x, weight), weight)
+    y = layers.matmul(layers.cast(x, weight.dtype), weight)
     if "bias" in node.roles:
-        y = layers.binary("SUM", y, layers.to_rank(layers.cast_like(node.weight("bias"), y), 2))
+        y = layers.binary("SUM", y, layers.to_rank(layers.cast(node.weight("bias"), y.dtype), 2))
     return (y,)
 
 

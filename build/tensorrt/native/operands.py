@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hybridtrt.build.tensorrt.layers import Layers, Tensor
+from hybridtrt.build.tensorrt.layers import Layers
+from hybridtrt.build.tensorrt.tensor import Tensor
 from hybridtrt.plugins.spec import TensorSpec
 
 

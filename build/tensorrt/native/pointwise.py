@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hybridtrt.build.tensorrt.layers import Tensor
 from hybridtrt.build.tensorrt.native.functions import activate, glu
 from hybridtrt.build.tensorrt.native.operands import Operands
+from hybridtrt.build.tensorrt.tensor import Tensor
 
 
 def add(node: Operands) -> tuple[Tensor, ...]:
@@ -12,14 +12,14 @@ def add(node: Operands) -> tuple[Tensor, ...]:
     layers, by = node.layers, node.attributes.get("scale", 1.0)
     if by == 1.0:
         x, y = node.inputs
-        return (layers.binary("SUM", x, layers.cast_like(y, x)),)
+        return (layers.binary("SUM", x, layers.cast(y, x.dtype)),)
     return (layers.binary("SUM", node.wide(), layers.multiply(node.wide(1), by)),)
 
 
 def multiply(node: Operands) -> tuple[Tensor, ...]:
     """x * y, with y broadcast over x."""
     x, y = node.inputs
-    return (node.layers.binary("PROD", x, node.layers.cast_like(y, x)),)
+    return (node.layers.binary("PROD", x, node.layers.cast(y, x.dtype)),)
 
 
 def scale(node: Operands) -> tuple[Tensor, ...]:
@@ -30,7 +30,7 @@ def scale(node: Operands) -> tuple[Tensor, ...]:
 def affine(node: Operands) -> tuple[Tensor, ...]:
     """(x + bias) * weight."""
     layers, x = node.layers, node.wide()
-    rank = len(x.shape)
+    rank = x.rank
     if "bias" in node.roles:
         x = layers.binary("SUM", x, node.wide_weight("bias", rank))
     return (layers.binary("PROD", x, node.wide_weight("weight", rank)),)
@@ -49,7 +49,7 @@ def activation(node: Operands) -> tuple[Tensor, ...]:
 def gated_activation(node: Operands) -> tuple[Tensor, ...]:
     """act(gate_scale * gate) * up for x = [gate, up]."""
     layers, (x,) = node.layers, node.inputs
-    half = int(x.shape[-1]) // 2
+    half = x.shape[-1] // 2
     gate, up = (layers.cast(layers.slice(x, node.rows, i * half, half), "float32") for i in range(2))
     gate = layers.multiply(gate, node.attributes.get("gate_scale", 1.0))
     return (glu(layers, gate, up, node.attributes["kind"]),)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from hybridtrt.build.tensorrt.layers import Tensor
 from hybridtrt.build.tensorrt.native.operands import Operands
+from hybridtrt.build.tensorrt.tensor import Tensor
 
 
 def split(node: Operands) -> tuple[Tensor, ...]:
@@ -23,10 +23,10 @@ def split(node: Operands) -> tuple[Tensor, ...]:
 def concat(node: Operands) -> tuple[Tensor, ...]:
     """x and y along the last axis."""
     x, y = node.inputs
-    return (node.layers.concat(x, node.layers.cast_like(y, x)),)
+    return (node.layers.concat(x, node.layers.cast(y, x.dtype)),)
 
 
 def flatten(node: Operands) -> tuple[Tensor, ...]:
     """`[T, ...]` to `[T, n]`."""
     (x,) = node.inputs
-    return (node.layers.reshape(x, (0, math.prod(int(dim) for dim in x.shape[1:]))),)
+    return (node.layers.reshape(x, (0, math.prod(x.shape[1:]))),)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridtrt.build.tensorrt.layers import Tensor
 from hybridtrt.build.tensorrt.native.operands import Operands
+from hybridtrt.build.tensorrt.tensor import Tensor
 
 
 def rotary_table(node: Operands) -> tuple[Tensor, ...]:
@@ -20,7 +20,7 @@ def rotary_table(node: Operands) -> tuple[Tensor, ...]:
 def rotary(node: Operands) -> tuple[Tensor, ...]:
     """Channel i of each head turns with channel i + rotary_dim / 2, the rest pass."""
     layers, (x, cos, sin) = node.layers, node.inputs
-    half, head_dim = int(cos.shape[-1]), int(x.shape[-1])
+    half, head_dim = cos.shape[-1], x.shape[-1]
     dtype = node.results[0].dtype
     a, b = (layers.cast(layers.slice(x, node.rows, begin, half), "float32") for begin in (0, half))
     cos, sin = (layers.reshape(table, (0, 1, half)) for table in (cos, sin))
