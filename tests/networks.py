@@ -16,10 +16,9 @@ from torch import Tensor
 
 from hybridtrt.build.engine import BuildConfig, EngineConfig
 from hybridtrt.build.tensorrt.backend import backend
-from hybridtrt.build.tensorrt.builder import EngineBuilder
+from hybridtrt.build.tensorrt.builder import EngineBuilder, EngineRequest
 from hybridtrt.build.tensorrt.dtypes import network_dtypes
 from hybridtrt.build.tensorrt.network import BuiltNetwork, Lowering
-from hybridtrt.build.tensorrt.request import EngineRequest, gpu_pools
 from hybridtrt.converters.checkpoint import Checkpoint, load_checkpoint
 from hybridtrt.converters.convert import convert
 from hybridtrt.plugins.caches import PageSpec
@@ -69,16 +68,21 @@ def builder() -> EngineBuilder:
     return EngineBuilder(backend("tensorrt-rtx"))
 
 
+def precise(config: EngineConfig) -> frozenset[str]:
+    """Weights that are float32 whatever the dtype."""
+    return frozenset(name for name, spec in config.model.weight_table().items() if spec.full_precision)
+
+
 def lowering(config: EngineConfig, activation: str, **others: Any) -> Lowering:
     """Without kernels, for networks that do not run."""
-    dtypes = network_dtypes(config.program(), config.precise, activation)
+    dtypes = network_dtypes(config.program(), precise(config), activation)
     return Lowering(dtypes, config.build.tokens_per_block, lambda call: 0, **others)
 
 
 def request(config: EngineConfig, **others: Any) -> EngineRequest:
     """As `engine_request`, without kernels."""
     lowered = lowering(config, config.build.activations or "", **others)
-    return EngineRequest(config.program(), lowered, config.build, gpu_pools(config))
+    return EngineRequest(config.program(), lowered, config.build, config.memory(), config.build.compute_capabilities)
 
 
 def network(config: EngineConfig, activation: str, **others: Any) -> BuiltNetwork:
@@ -161,7 +165,7 @@ def evaluated(
     logits = []
     for batch in steps(program, vocab_size):
         outputs = evaluate({**bound(built, batch, pages), **caches, **given})
-        caches = {name: outputs[output] for output, name in built.bindings.aliases.items()}
+        caches = {name: outputs.get(built.bindings.cache_outputs.get(name, ""), pool) for name, pool in caches.items()}
         logits.append(outputs["logits"].numpy())
         pages.move(built, caches)
     return logits

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from checkpoints import TINY
-from networks import builder, config_of, lowering, network
+from networks import builder, config_of, lowering, network, precise
 
 from hybridtrt.build.tensorrt.dtypes import network_dtypes
 from hybridtrt.build.tensorrt.trt_dtypes import dtype_name
@@ -36,8 +36,8 @@ def test_every_tensor_has_the_dtype_that_it_should_have(variant: str, activation
         taken = [dtype_name(trt, tensor.dtype) for tensor in given if tensor is not None]
         if kind == "MATRIX_MULTIPLY":
             weight = built.bindings.weights[given[1].name]
-            precise = given[1].name in config.precise
-            assert weight.dtype == ("float32" if precise else activation), layer.name
+            whole = given[1].name in precise(config)
+            assert weight.dtype == ("float32" if whole else activation), layer.name
             assert types == {weight.dtype} == set(taken), layer.name
         elif kind in ("UNARY", "REDUCE", "ACTIVATION"):
             assert types == {"float32"} == set(taken), layer.name
@@ -45,14 +45,14 @@ def test_every_tensor_has_the_dtype_that_it_should_have(variant: str, activation
             assert types <= {"int64", "float32", "int32", activation}, layer.name
         else:
             assert types <= {"float32", "int32", "int64", activation}, layer.name
-    expect_values(built, config.program(), config.precise, activation)
+    expect_values(built, config.program(), activation)
     assert {name: spec.dtype for name, spec in built.bindings.weights.items()} == {
-        name: "float32" if name in config.precise else activation for name in config.program().weights
+        name: "float32" if name in precise(config) else activation for name in config.program().weights
     }
     assert built.bindings.logits == TensorSpec(("R", config.model.vocab_size), "float32")
 
 
-def expect_values(built: Any, program: Program, precise: frozenset[str], activation: str) -> None:
+def expect_values(built: Any, program: Program, activation: str) -> None:
     """What plugins take and give, by the rules and not by `network_dtypes`."""
     trt = builder().backend.trt
     plugins = {layer.name: layer for layer in layers_of(built) if layer.type == trt.LayerType.PLUGIN_V3}
@@ -94,7 +94,7 @@ def test_layers_are_named_after_the_nodes() -> None:
 def test_other_activations_are_refused() -> None:
     config = config_of("jamba")
     with pytest.raises(ValueError, match="activation dtype 'int8' is not one of float16, bfloat16, float32"):
-        network_dtypes(config.program(), config.precise, "int8")
+        network_dtypes(config.program(), precise(config), "int8")
 
 
 def test_a_node_that_nothing_computes_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from networks import (
@@ -22,8 +21,10 @@ from networks import (
 from torch import Tensor
 
 from hybridtrt.build.tensorrt.quantization import Quantization, quantized, quantized_specs, scale_name
-from hybridtrt.build.tensorrt.request import quantizations
+from hybridtrt.build.tensorrt.stored import quantizations_of
+from hybridtrt.build.tensorrt.weights import StoredWeight
 from hybridtrt.plugins.linear.packing import integers
+from hybridtrt.plugins.spec import TensorSpec
 
 CLOSE = 1e-4  # of the logits' standard deviation
 FORMS = [("int8", 0), ("int8", 32), ("int4", 32), ("fp8", 0)]
@@ -51,9 +52,9 @@ def test_caches_that_are_not_returned_are_written_through_their_inputs(variant: 
     """The plugins overwrite the pools: the evaluator keeps them in place either way."""
     config = config_of(variant)
     built = network(config, "bfloat16", return_caches=False)
-    assert not built.bindings.aliases
+    assert not built.bindings.cache_outputs
     assert built.network.num_outputs == 1
-    assert not any(".out" in layer for layer in outputs_of(built))
+    assert not {f"{name}.out" for name in built.bindings.caches} & set(outputs_of(built))
     found = evaluated(built, config.program(), config.model.vocab_size, float64_weights(variant))
     assert worst_error(found, expected(config, checkpoint(variant).tensor)) < CLOSE
 
@@ -66,7 +67,7 @@ def outputs_of(built: Any) -> list[str]:
 def stored(variant: str, form: str, group: int) -> tuple[dict[str, Quantization], dict[str, Tensor], dict[str, Tensor]]:
     """The quantised matrices, the network's inputs, and the weights that these stand for."""
     config = config_of(variant, weights=form, group_size=group or None, compute_capabilities=(89,))
-    found = quantizations(config, config.program())
+    found = quantizations_of(config)
     inputs, meant = float64_weights(variant), float64_weights(variant)
     for name, how in found.items():
         tensors = quantized(name, meant[name], how, "float32")
@@ -86,7 +87,7 @@ def unpacked(numbers: Tensor, how: Quantization) -> Tensor:
 
 
 @pytest.mark.parametrize(("form", "group"), FORMS)
-@pytest.mark.parametrize("variant", ["granitemoehybrid", "nemotron_h"])
+@pytest.mark.parametrize("variant", ["granitemoehybrid", "falcon_h1"])
 def test_quantised_networks_compute_with_the_matrices_that_their_numbers_stand_for(
     variant: str, form: str, group: int
 ) -> None:
@@ -98,7 +99,7 @@ def test_quantised_networks_compute_with_the_matrices_that_their_numbers_stand_f
     logits = evaluated(built, config.program(), config.model.vocab_size, inputs)
     assert worst_error(logits, expected(config, meant.__getitem__)) < CLOSE
     exact = expected(config, checkpoint(variant).tensor)
-    assert CLOSE < worst_error(logits, exact)
+    assert worst_error(logits, exact) > CLOSE
 
 
 @pytest.mark.parametrize(("form", "group"), FORMS)
@@ -106,7 +107,7 @@ def test_quantised_networks_compute_with_the_matrices_that_their_numbers_stand_f
 def test_quantised_networks_build(form: str, group: int, as_inputs: bool, tmp_path: Path) -> None:
     config = config_of("granitemoehybrid", weights=form, group_size=group or None, compute_capabilities=(89, 120))
     read = None if as_inputs else checkpoint("granitemoehybrid").tensor
-    asked = request(config, quantizations=quantizations(config, config.program()), read=read)
+    asked = request(config, quantizations=quantizations_of(config), read=read)
     builder().build(asked, tmp_path / "engine")
 
 
@@ -114,12 +115,12 @@ def test_which_matrices_are_quantised() -> None:
     """Those of linear layers: not routers, tied embeddings, experts, norms, nor what is excluded."""
     config = config_of("granitemoehybrid", weights="int8", exclude=("layers.0.*",))
     program = config.program()
-    found = quantizations(config, program)
+    found = quantizations_of(config)
     assert found
     assert all(name.endswith(".weight") and len(program.weights[name].shape) == 2 for name in found)
     assert not any("router" in name or "embedding" in name or "conv" in name or "experts" in name for name in found)
     assert not any(name.startswith("layers.0.") for name in found)
-    assert quantizations(config_of("granitemoehybrid"), program) == {}
+    assert quantizations_of(config_of("granitemoehybrid")) == {}
 
 
 @pytest.mark.parametrize(("form", "group"), FORMS)
@@ -153,23 +154,21 @@ def test_rows_that_groups_do_not_divide_are_refused() -> None:
         quantized_specs("w", (8, 48), Quantization("int4", 32), "float16")
 
 
-@pytest.mark.parametrize(("form", "group", "message"), [("int3", 0, "'int3' is not one of"), ("int4", 0, "group_size=0")])
+@pytest.mark.parametrize(
+    ("form", "group", "message"), [("int3", 0, "'int3' is not one of"), ("int4", 0, "group_size=0")]
+)
 def test_unknown_formats_are_refused(form: str, group: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Quantization(form, group)
 
 
 def test_fp8_on_an_older_gpu_is_refused_when_the_config_is_made() -> None:
-    with pytest.raises(ValueError, match="FP8 begins at 89"):
+    with pytest.raises(ValueError, match="GPUs have FP8 from 89 on"):
         config_of("jamba", weights="fp8", compute_capabilities=(80, 89))
 
 
 def test_constants_in_the_networks_dtype_are_the_checkpoints_own_memory() -> None:
     """No copy of a weight is made that has the right dtype already."""
     source = torch.zeros(4, 8, dtype=torch.bfloat16)
-    from hybridtrt.build.tensorrt.weights import StoredWeight
-    from hybridtrt.plugins.spec import TensorSpec
-
     (kept,) = StoredWeight("w", TensorSpec((4, 8), "bfloat16")).tensors(source).values()
     assert kept.data_ptr() == source.data_ptr()
-    assert np.prod(kept.shape) == 32

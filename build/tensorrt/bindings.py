@@ -20,15 +20,15 @@ class Bindings:
     "pages.{group}".
 
     `step` has only those arrays of the step contract that the program reads; block tables are
-    `block_tables.{group}`. `caches` are pools, under the names of the program's caches. `aliases` names the cache whose
-    memory an output is; it is empty where caches are written through their inputs. `weights` are those that come as
-    inputs.
+    `block_tables.{group}`. `caches` are pools, under the names of the program's caches. `cache_outputs` maps each cache
+    to the output that is the same memory; it is empty where caches are written through their inputs. `weights` are
+    those that come as inputs.
     """
 
     step: Mapping[str, TensorSpec]
     caches: Mapping[str, TensorSpec]
     logits: TensorSpec
-    aliases: Mapping[str, str]
+    cache_outputs: Mapping[str, str]
     weights: Mapping[str, TensorSpec]
 
     def inputs(self) -> dict[str, TensorSpec]:

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hybridtrt.build.engine import BuildConfig
 from hybridtrt.build.tensorrt.backend import Backend
 from hybridtrt.build.tensorrt.bindings import Bindings
 from hybridtrt.build.tensorrt.logger import make_logger, make_monitor
 from hybridtrt.build.tensorrt.network import BuiltNetwork, Lowering, build_network
 from hybridtrt.build.tensorrt.profiles import PHASES, dim_ranges, shape_ranges
-from hybridtrt.build.tensorrt.request import EngineRequest
+from hybridtrt.converters.memory import MemoryPlan
 from hybridtrt.plugins.program import Program
 
 Progress = Callable[[str, int, int], None]  # phase, steps done, steps
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """What an engine is built from: the program with its lowering, and the limits for its profiles.
+
+    `compute_capabilities` are those that TensorRT-RTX builds for; full TensorRT builds for the GPU at hand. The builder
+    reads `timing_cache` and writes it back, where there is one.
+    """
+
+    program: Program
+    lowering: Lowering
+    limits: BuildConfig
+    pools: MemoryPlan
+    compute_capabilities: tuple[int, ...] = ()
+    timing_cache: Path | None = None
 
 
 class EngineBuilder:
@@ -27,6 +45,7 @@ class EngineBuilder:
 
     def network(self, program: Program, lowering: Lowering) -> BuiltNetwork:
         """The network of a program. Raises `ValueError` with TensorRT's words where it refuses one."""
+        self.logger.errors.clear()
         flags = self.backend.trt.NetworkDefinitionCreationFlag
         # From release 11 on every network is strongly typed, and there is no flag.
         typed = 1 << int(flags.STRONGLY_TYPED) if hasattr(flags, "STRONGLY_TYPED") else 0
@@ -57,7 +76,7 @@ class EngineBuilder:
     def _config(self, request: EngineRequest, bindings: Bindings, progress: Progress) -> Any:
         trt = self.backend.trt
         config = self._builder.create_builder_config()
-        self.backend.set_targets(config, request.limits.compute_capabilities)
+        self.backend.set_targets(config, request.compute_capabilities)
         config.clear_flag(trt.BuilderFlag.TF32)  # what is float32 is so for its precision
         if request.lowering.return_caches:
             config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
@@ -70,7 +89,8 @@ class EngineBuilder:
         config.progress_monitor = make_monitor(trt, progress)
         if self.backend.times and request.timing_cache is not None:
             stored = request.timing_cache.read_bytes() if request.timing_cache.is_file() else b""
-            config.set_timing_cache(config.create_timing_cache(stored), False)
+            if not config.set_timing_cache(config.create_timing_cache(stored), False):  # of another GPU or release
+                config.set_timing_cache(config.create_timing_cache(b""), False)
         return config
 
     def _keep_timings(self, request: EngineRequest, config: Any) -> None:

@@ -85,7 +85,7 @@ class _Walk:
         self._step = {name: self._input(name, spec) for name, spec in self._step_specs.items()}
         self._caches = {name: self._input(name, spec) for name, spec in self._cache_specs.items()}
         self._values = {name: self._step[name] for name in program.inputs}
-        self._aliases: dict[str, str] = {}
+        self._cache_outputs: dict[str, str] = {}
         self._layers.rows_of("T", self._step["input_ids"])
         self._layers.rows_of("R", self._step["logits_indices"])
 
@@ -112,7 +112,7 @@ class _Walk:
         self._network.mark_output(logits.handle)
         self._ask_tensorrt()
         spec = self._spec(output)
-        bindings = Bindings(self._step_specs, self._cache_specs, spec, self._aliases, self._weights.inputs)
+        bindings = Bindings(self._step_specs, self._cache_specs, spec, self._cache_outputs, self._weights.inputs)
         return BuiltNetwork(self._network, bindings, self._layers)
 
     def _plan(self, node: Node) -> PluginCall:
@@ -157,8 +157,7 @@ class _Walk:
         layer.name = node.name
         for i, operand in enumerate(planned.call.of("cache") if planned.returns_caches else ()):
             written = layer.get_output(len(planned.call.results) + i)
-            written.name = f"{operand.bound_to}.out"
-            self._aliases[written.name] = operand.bound_to
+            written.name = self._cache_outputs[operand.bound_to] = f"{operand.bound_to}.out"
             self._network.mark_output(written)
         return [Tensor.of(layer.get_output(i), spec) for i, spec in enumerate(planned.call.results)]
 
