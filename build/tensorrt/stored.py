@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from hybridtrt.build.tensorrt.dtypes import NetworkDtypes, network_dtypes
-from hybridtrt.build.tensorrt.quantization import Quantization, quantized, quantized_specs
-from hybridtrt.build.tensorrt.weights import Read
+from hybridtrt.build.tensorrt.quantization import Quantization
+from hybridtrt.build.tensorrt.weights import Read, StoredWeight
 from hybridtrt.plugins.caches import DTYPE_BYTES
 from hybridtrt.plugins.spec import TensorSpec
 
@@ -49,20 +49,18 @@ def quantizations_of(config: EngineConfig) -> dict[str, Quantization]:
     return {name: how for name in quantizable(config) if not any(fnmatchcase(name, p) for p in build.exclude)}
 
 
-def stored_specs(config: EngineConfig) -> dict[str, dict[str, TensorSpec]]:
-    """What stands for each weight: itself in another dtype, or numbers of few bits and their scales."""
+def stored_weights(config: EngineConfig) -> dict[str, StoredWeight]:
+    """How each weight of the program is stored."""
     dtypes, hows = dtypes_of(config), quantizations_of(config)
     return {
-        name: quantized_specs(name, spec.shape, hows[name], dtypes.weights[name])
-        if name in hows
-        else {name: replace(spec, dtype=dtypes.weights[name])}
+        name: StoredWeight(name, replace(spec, dtype=dtypes.weights[name]), hows.get(name))
         for name, spec in config.program().weights.items()
     }
 
 
 def weight_bytes(config: EngineConfig) -> dict[str, int]:
     """Bytes of each weight as it is stored, with its scales."""
-    return {name: sum(_bytes(part) for part in parts.values()) for name, parts in stored_specs(config).items()}
+    return {name: sum(map(_bytes, weight.specs().values())) for name, weight in stored_weights(config).items()}
 
 
 def _bytes(spec: TensorSpec) -> int:
@@ -71,12 +69,7 @@ def _bytes(spec: TensorSpec) -> int:
 
 def stored_tensors(config: EngineConfig, read: Read) -> Iterator[tuple[str, TensorSpec, torch.Tensor]]:
     """Name, spec and numbers of all that stands for weights, one after another; two numbers of int4 share a byte."""
-    dtypes, hows = dtypes_of(config), quantizations_of(config)
-    for name, parts in stored_specs(config).items():
-        dtype = dtypes.weights[name]
-        if name in hows:
-            tensors = quantized(name, read(name), hows[name], dtype)
-        else:
-            tensors = {name: read(name).to(getattr(torch, dtype)).contiguous()}
-        for part, spec in parts.items():
+    for name, weight in stored_weights(config).items():
+        tensors = weight.tensors(read(name))
+        for part, spec in weight.specs().items():
             yield part, spec, tensors[part]
