@@ -94,6 +94,11 @@ def experts(
     return call("experts", inputs, weights, {}, attributes, float32=("weights",), **options)
 
 
+def router(count: int, top_k: int, scoring: str, bias: bool = False, dtype: str = "float32", **attributes: Any) -> Call:
+    weights = {"selection_bias": (count,)} if bias else {}
+    return call("router", {"logits": (count,)}, weights, {}, attributes | {"top_k": top_k, "scoring": scoring}, dtype)
+
+
 CALLS: dict[str, Call] = {
     "conv_qwen3_next": conv(8192, 4),
     "conv_nemotron_h": conv(6144, 4),
@@ -111,6 +116,13 @@ CALLS: dict[str, Call] = {
     "experts_nemotron_h": experts(128, 6, 2688, 1856, "relu2", gated=False, dtype="float16"),
     "experts_gpt_oss": experts(128, 4, 2880, 2880, "swiglu_oai", bias=True, clamp=7.0),
     "experts_float32": experts(3, 2, 200, 72, "gelu", dtype="float32"),
+    "router_qwen3_next": router(512, 10, "softmax", renormalize=True),
+    "router_qwen3_next_ranked": router(512, 10, "softmax", renormalize=True, num_ranked=512),
+    "router_deepseek_v3": router(
+        256, 8, "sigmoid", bias=True, renormalize=True, renormalize_eps=1e-20, scaling=2.5, num_groups=8, top_groups=4
+    ),
+    "router_gpt_oss": router(128, 4, "softmax_topk", dtype="bfloat16"),
+    "router_phimoe": router(16, 2, "sparsemixer", jitter_eps=0.01),
 }
 
 BUDGETS: dict[str, Budget] = {
@@ -126,6 +138,8 @@ BUDGETS: dict[str, Budget] = {
     "experts_up": Budget(matrix=True),
     "experts_down": Budget(matrix=True),
     "experts_sum": Budget(),
+    "router_scores": Budget(),
+    "router_sparsemixer": Budget(),
     "ssd_single": Budget(),
     "ssd_scores": Budget(matrix=True),
     "ssd_chunks": Budget(matrix=True),

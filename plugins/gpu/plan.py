@@ -22,6 +22,7 @@ from hybridtrt.plugins.spec import TensorSpec
 PLUGINS = (  # operators that are plugins on a GPU; TensorRT has the others
     "causal_conv",
     "experts",
+    "router",
     "ssd",
 )
 SCRATCH_ALIGNMENT = 256
