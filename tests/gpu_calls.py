@@ -20,9 +20,13 @@ PAGE = 32
 
 @dataclass(frozen=True)
 class Budget:
-    """`stack` in bytes a thread; `matrix`: a matrix instruction must be there when activations have 16 bits."""
+    """`stack` in bytes a thread; `matrix`: a matrix instruction must be there when activations have 16 bits.
+
+    In float32 each operand of a product takes three times the registers, so `float32_stack` may be more.
+    """
 
     stack: int = 0
+    float32_stack: int = 0
     matrix: bool = False
 
 
@@ -81,6 +85,27 @@ def ssd(heads: int, head_dim: int, groups: int, size: int, **options: Any) -> Ca
     )
 
 
+def linear(key_heads: int, heads: int, dim: int, value_dim: int, rule: str, **options: Any) -> Call:
+    """Linear attention. `decay` is "head" or "channel" where it depends on the token, else None."""
+    decay: str | None = options.pop("decay", "head" if "gated" in rule else None)
+    gate = {"head": (heads,), "channel": (heads, dim), None: ()}[decay]
+    gates = ([gate] if gate else []) + ([(heads,)] if "delta" in rule else [])
+    weights = {"A_log": (heads,)} if "gated" in rule else {}
+    return call(
+        "linear_attention",
+        {
+            "q": (key_heads, dim),
+            "k": (key_heads, dim),
+            "v": (heads, value_dim),
+            **{f"gate_{i + 1}": shape for i, shape in enumerate(gates)},
+        },
+        weights | ({"dt_bias": gate} if gate else {}),
+        {"state": (heads, dim, value_dim)},
+        {"rule": rule, "scale": dim**-0.5, "l2_norm": "delta" in rule, **options.pop("attributes", {})},
+        **options,
+    )
+
+
 def experts(
     count: int, top_k: int, hidden: int, inner: int, activation: str = "silu", gated: bool = True, bias: bool = False,
     clamp: float | None = None, **options: Any,
@@ -123,6 +148,17 @@ CALLS: dict[str, Call] = {
     ),
     "router_gpt_oss": router(128, 4, "softmax_topk", dtype="bfloat16"),
     "router_phimoe": router(16, 2, "sparsemixer", jitter_eps=0.01),
+    "linear_qwen3_next": linear(16, 32, 128, 128, "gated_delta"),
+    "linear_kimi": linear(32, 32, 128, 128, "gated_delta", decay="channel"),
+    "linear_bailing": linear(
+        32, 32, 128, 128, "gated_delta", decay="channel", dtype="float16", attributes={"decay_bound": -5.0}
+    ),
+    "linear_olmo_hybrid": linear(30, 30, 96, 192, "gated_delta", attributes={"beta_scale": 2.0}),
+    "linear_minimax": linear(64, 64, 128, 128, "gated", decay=None, dtype="float16"),
+    "linear_gla": linear(4, 4, 256, 256, "gated", decay="channel"),
+    "linear_delta_256": linear(8, 8, 256, 256, "delta"),
+    "linear_float32": linear(16, 32, 128, 128, "gated_delta", dtype="float32"),
+    "linear_float32_256": linear(4, 4, 256, 256, "gated_delta", decay="channel", dtype="float32"),
 }
 
 BUDGETS: dict[str, Budget] = {
@@ -143,4 +179,9 @@ BUDGETS: dict[str, Budget] = {
     "ssd_single": Budget(),
     "ssd_scores": Budget(matrix=True),
     "ssd_chunks": Budget(matrix=True),
+    "linear_attention_single": Budget(),
+    "linear_attention_chunk": Budget(matrix=True),
+    "linear_attention_channel_chunk": Budget(matrix=True),
+    "linear_attention_channel_solve": Budget(matrix=True),
+    "linear_attention_walk": Budget(float32_stack=1280, matrix=True),
 }

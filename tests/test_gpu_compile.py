@@ -20,8 +20,9 @@ def faults(compiled: Compiled, budget: Budget, sixteen_bits: bool) -> list[str]:
     found = []
     if compiled.traps:
         found.append("traps")
-    if compiled.stack_bytes > budget.stack:
-        found.append(f"{compiled.stack_bytes} bytes of stack, {budget.stack} allowed")
+    stack = budget.stack if sixteen_bits else max(budget.stack, budget.float32_stack)
+    if compiled.stack_bytes > stack:
+        found.append(f"{compiled.stack_bytes} bytes of stack, {stack} allowed")
     if compiled.shared_bytes > SHARED_MEMORY[compiled.compute_capability] * 1024:
         found.append(f"{compiled.shared_bytes} bytes of shared memory")
     if budget.matrix and sixteen_bits and not compiled.matrix_instructions:

@@ -23,6 +23,7 @@ PLUGINS = (  # operators that are plugins on a GPU; TensorRT has the others
     "causal_conv",
     "experts",
     "router",
+    "linear_attention",
     "ssd",
 )
 SCRATCH_ALIGNMENT = 256

@@ -1,0 +1,276 @@
+"""Rows of one token in one launch, a program for each row, head and block of value channels.
+
+Longer rows in chunks of CHUNK tokens and two launches. The first takes a chunk and a head: all that does not depend on
+the state, with matrix products, for all chunks at once (gpu_chunk.py). The second walks over the chunks of a row with a
+block of the state's value channels in registers. The chunked form is that of arXiv 2412.06464, with a decay in each
+channel that of arXiv 2510.26692; the formulas are those of plugins/chunked.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from hybridtrt.plugins.call import Call
+from hybridtrt.plugins.gpu.device import dot, sigmoid
+from hybridtrt.plugins.gpu.plan import Launch, Plan, Scratch, Sizes, cdiv, power_of_2, tiles
+from hybridtrt.plugins.gpu.types import triton_dtype
+from hybridtrt.plugins.linear_attention.gpu_chunk import (
+    linear_attention_channel_chunk,
+    linear_attention_channel_solve,
+    linear_attention_chunk,
+    log_decay,
+)
+from hybridtrt.plugins.spec import require
+
+HEAD_DIMS = range(1, 257)
+
+
+@triton.jit
+def linear_attention_single(
+    q, k, v, gate_1, gate_2, A_log, dt_bias, state, cu_seqlens, state_src, state_dst, out,
+    H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    DELTA: tl.constexpr, CHANNELS: tl.constexpr, L2_NORM: tl.constexpr, SCALE: tl.constexpr,
+    BOUND: tl.constexpr, BETA_SCALE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """One token, one head and BV value channels of a row of one token. GROUP heads have one key head."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    token = tl.load(cu_seqlens + row)
+    if tl.load(cu_seqlens + row + 1) - token != 1:
+        return
+    at_head = token.to(tl.int64) * H + head
+    channel = tl.arange(0, BK)
+    value = tl.program_id(2) * BV + tl.arange(0, BV)
+    inside = (channel < K)[:, None] & (value < V)[None, :]
+    at = (head * K + channel[:, None]) * V + value[None, :]
+    source = tl.load(state_src + row).to(tl.int64) * (H * K * V)
+    target = tl.load(state_dst + row).to(tl.int64) * (H * K * V)
+    s = tl.load(state + source + at, mask=inside, other=0.0).to(tl.float32)
+    at_key = (token.to(tl.int64) * (H // GROUP) + head // GROUP) * K + channel
+    key = tl.load(k + at_key, mask=channel < K, other=0.0).to(tl.float32)
+    query = tl.load(q + at_key, mask=channel < K, other=0.0).to(tl.float32)
+    u = tl.load(v + at_head * V + value, mask=value < V, other=0.0).to(tl.float32)
+    if L2_NORM:
+        key *= tl.rsqrt(tl.sum(key * key, axis=0) + 1e-6)
+        query *= tl.rsqrt(tl.sum(query * query, axis=0) + 1e-6)
+    query *= SCALE
+    if A_log is not None:
+        rate = tl.exp(tl.load(A_log + head).to(tl.float32))
+        if dt_bias is None:
+            s *= tl.exp(-rate)
+        elif CHANNELS:
+            bias = tl.load(dt_bias + head * K + channel, mask=channel < K, other=0.0).to(tl.float32)
+            s *= tl.exp(log_decay(gate_1 + at_head * K + channel, bias, rate, channel < K, BOUND))[:, None]
+        else:
+            bias = tl.load(dt_bias + head).to(tl.float32)
+            s *= tl.exp(log_decay(gate_1 + at_head, bias, rate, True, BOUND))
+    if DELTA:
+        b = tl.load((gate_1 if dt_bias is None else gate_2) + at_head).to(tl.float32)
+        u = BETA_SCALE * sigmoid(b) * (u - tl.sum(key[:, None] * s, axis=0))
+    y = tl.sum(query[:, None] * s, axis=0) + tl.sum(query * key, axis=0) * u
+    tl.store(out + at_head * V + value, y, mask=value < V)
+    s += key[:, None] * u[None, :]
+    tl.debug_barrier()  # source and target may be one slot
+    tl.store(state + target + at, s, mask=inside)
+
+
+@triton.jit
+def _read(x, at, s, c: tl.constexpr, valid, K: tl.constexpr, BK: tl.constexpr, DOT: tl.constexpr):
+    """Channels c to c + BK of tokens of x [..., K], times those of the state."""
+    channel = c + tl.arange(0, BK)
+    part = tl.load(x + at[:, None] * K + channel[None, :], mask=valid[:, None] & (channel < K)[None, :], other=0.0)
+    return dot(part, s, tl.zeros((part.shape[0], s.shape[1]), tl.float32), DOT)
+
+
+@triton.jit
+def _write(k, at, x, s, decay, c: tl.constexpr, valid, K: tl.constexpr, BK: tl.constexpr, DECAYS: tl.constexpr,
+           CHANNELS: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
+    """Channels c to c + BK of the state after a chunk."""
+    channel = c + tl.arange(0, BK)
+    if DECAYS:
+        if CHANNELS:
+            s *= tl.load(decay + channel, mask=channel < K, other=0.0)[:, None]
+        else:
+            s *= tl.load(decay)
+    part = tl.load(k + at[:, None] * K + channel[None, :], mask=valid[:, None] & (channel < K)[None, :], other=0.0)
+    return dot(tl.trans(part), x, s, DOT)
+
+
+@triton.jit
+def linear_attention_walk(
+    q, k, v, state, cu_seqlens, state_src, state_dst,
+    q_decayed, k_decayed, from_start, to_end, decay, scores, w, u, out,
+    H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    DELTA: tl.constexpr, DECAYS: tl.constexpr, CHANNELS: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """A longer row, one head and BV value channels. The scratch is described in gpu_chunk.py.
+
+    The state is held in up to four parts of BK key channels. What scales a token of q or k as a whole scales a row of
+    a product instead; a decay in each channel is in q_decayed and k_decayed already.
+    """
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    start = tl.load(cu_seqlens + row)
+    end = tl.load(cu_seqlens + row + 1)
+    if end - start == 1:
+        return
+    channel = tl.arange(0, BK)[:, None]
+    value = (tl.program_id(2) * BV + tl.arange(0, BV))[None, :]
+    inside = value < V
+    source = state + (tl.load(state_src + row).to(tl.int64) * H + head) * (K * V) + channel * V + value
+    target = state + (tl.load(state_dst + row).to(tl.int64) * H + head) * (K * V) + channel * V + value
+    s_0 = tl.load(source, mask=inside & (channel < K), other=0.0).to(tl.float32)
+    if K > BK:
+        s_1 = tl.load(source + BK * V, mask=inside & (channel + BK < K), other=0.0).to(tl.float32)
+    if K > 2 * BK:
+        s_2 = tl.load(source + 2 * BK * V, mask=inside & (channel + 2 * BK < K), other=0.0).to(tl.float32)
+    if K > 3 * BK:
+        s_3 = tl.load(source + 3 * BK * V, mask=inside & (channel + 3 * BK < K), other=0.0).to(tl.float32)
+    number = (start // BT + row).to(tl.int64) * H + head
+    for first in range(start, end, BT):
+        token = first + tl.arange(0, BT)
+        valid = token < end
+        at = token.to(tl.int64) * H + head
+        values = valid[:, None] & inside
+        if DELTA:
+            x = tl.load(u + at[:, None] * V + value, mask=values, other=0.0).to(tl.float32)
+            x -= _read(w, at, s_0, 0, valid, K, BK, DOT)
+            if K > BK:
+                x -= _read(w, at, s_1, BK, valid, K, BK, DOT)
+            if K > 2 * BK:
+                x -= _read(w, at, s_2, 2 * BK, valid, K, BK, DOT)
+            if K > 3 * BK:
+                x -= _read(w, at, s_3, 3 * BK, valid, K, BK, DOT)
+        else:
+            x = tl.load(v + at[:, None] * V + value, mask=values, other=0.0).to(tl.float32)
+        if CHANNELS:
+            query = q_decayed
+            key = k_decayed
+            at_key = at
+            at_decay = decay + number * K
+        else:
+            query = q
+            key = k
+            at_key = token.to(tl.int64) * (H // GROUP) + head // GROUP
+            at_decay = decay + number if DECAYS else None
+        y = _read(query, at_key, s_0, 0, valid, K, BK, DOT)
+        if K > BK:
+            y += _read(query, at_key, s_1, BK, valid, K, BK, DOT)
+        if K > 2 * BK:
+            y += _read(query, at_key, s_2, 2 * BK, valid, K, BK, DOT)
+        if K > 3 * BK:
+            y += _read(query, at_key, s_3, 3 * BK, valid, K, BK, DOT)
+        if not CHANNELS:
+            y *= tl.load(from_start + at, mask=valid, other=0.0)[:, None]
+        inner = tl.load(scores + at[:, None] * BT + tl.arange(0, BT)[None, :], mask=valid[:, None], other=0.0)
+        y = dot(inner, x, y, DOT)
+        tl.store(out + at[:, None] * V + value, y, mask=values)
+        if not CHANNELS:
+            x *= tl.load(to_end + at, mask=valid, other=0.0)[:, None]
+        s_0 = _write(key, at_key, x, s_0, at_decay, 0, valid, K, BK, DECAYS, CHANNELS, DOT)
+        if K > BK:
+            s_1 = _write(key, at_key, x, s_1, at_decay, BK, valid, K, BK, DECAYS, CHANNELS, DOT)
+        if K > 2 * BK:
+            s_2 = _write(key, at_key, x, s_2, at_decay, 2 * BK, valid, K, BK, DECAYS, CHANNELS, DOT)
+        if K > 3 * BK:
+            s_3 = _write(key, at_key, x, s_3, at_decay, 3 * BK, valid, K, BK, DECAYS, CHANNELS, DOT)
+        number += H
+    tl.debug_barrier()  # source and target may be one slot
+    tl.store(target, s_0, mask=inside & (channel < K))
+    if K > BK:
+        tl.store(target + BK * V, s_1, mask=inside & (channel + BK < K))
+    if K > 2 * BK:
+        tl.store(target + 2 * BK * V, s_2, mask=inside & (channel + 2 * BK < K))
+    if K > 3 * BK:
+        tl.store(target + 3 * BK * V, s_3, mask=inside & (channel + 3 * BK < K))
+
+
+def linear_attention(call: Call) -> Plan:
+    """Every rule, with any number of heads of 1 to 256 key and value channels."""
+    key_heads, K = (int(dim) for dim in call.operand("k").shape[1:])
+    H, V = (int(dim) for dim in call.operand("v").shape[1:])
+    for name, size in (("key", K), ("value", V)):
+        require(size in HEAD_DIMS, f"{name} head dim {size} is not in {HEAD_DIMS[0]}..{HEAD_DIMS[-1]}")
+    dtype, attributes = call.operand("q").dtype, call.attributes
+    delta, decays = "delta" in attributes["rule"], call.has("A_log")
+    channels = call.has("dt_bias") and len(call.operand("dt_bias").shape) == 2
+    bt = 32 if dtype == "float32" else 64
+    heads = {"H": H, "GROUP": H // key_heads}
+    dims = {"K": K, "V": V}
+    gate = {
+        "L2_NORM": attributes.get("l2_norm", False),
+        "SCALE": float(attributes["scale"]),
+        "BOUND": attributes.get("decay_bound"),
+    }
+    beta = {"BETA_SCALE": float(attributes.get("beta_scale", 1.0))}
+    delta_rule = {"DELTA": delta}
+    chunk = {"BT": bt, "DOT": triton_dtype(dtype)}
+    wide = K > 128
+    most = 32 if wide or K % 64 or V % 64 or dtype == "float32" else 64
+    part, value_part = block(K, most), block(V, most)
+
+    def chunks(s: Sizes) -> tuple[Any, ...]:
+        return (tiles(s, bt), H)
+
+    prepare: tuple[Launch, ...]
+    scratch = {"scores": Scratch(lambda s: (s.T, H, bt), dtype)}
+    if delta:
+        scratch |= {"w": Scratch(lambda s: (s.T, H, K), dtype), "u": Scratch(lambda s: (s.T, H, V), dtype)}
+    if channels:
+        scratch |= {name: Scratch(lambda s: (s.T, H, K), dtype) for name in ("q_decayed", "k_decayed")}
+        scratch["decay"] = Scratch(lambda s: (tiles(s, bt), H, K))
+        prepare = (
+            Launch(
+                linear_attention_channel_chunk,
+                chunks,
+                ("q_decayed", "k_decayed", "decay", "scores", *(("w", "coupling") if delta else ())),
+                {"K": K, "LEVELS": bt.bit_length() - 1, "BK": block(K, 16)} | heads | gate | delta_rule | chunk,
+                rows="longer",
+                num_warps=8,
+            ),
+        )
+        if delta:
+            scratch["coupling"] = Scratch(lambda s: (s.T, H, bt))
+            solve = Launch(
+                linear_attention_channel_solve,
+                chunks,
+                ("w", "u"),
+                {"H": H, "BK": part, "BV": value_part} | dims | beta | chunk,
+                rows="longer",
+            )
+            prepare = (*prepare, solve)
+    else:
+        scratch |= {name: Scratch(lambda s: (s.T, H)) for name in ("from_start", "to_end")}
+        if decays:
+            scratch["decay"] = Scratch(lambda s: (tiles(s, bt), H))
+        written = ("from_start", "to_end", *(("decay",) if decays else ()), "scores", *(("w", "u") if delta else ()))
+        constants = {"BK": part, "BV": value_part} | heads | dims | gate | beta | delta_rule | chunk
+        stages = 1 if wide else 2
+        prepare = (Launch(linear_attention_chunk, chunks, written, constants, rows="longer", num_stages=stages),)
+    bv = block(V, 16 if wide or dtype == "float32" else 32)
+    walk = Launch(
+        linear_attention_walk,
+        lambda s: (s.B, H, cdiv(V, bv)),
+        ("out", "state"),
+        {"DECAYS": decays, "CHANNELS": channels, "BK": block(K, 64), "BV": bv} | heads | dims | delta_rule | chunk,
+        rows="longer",
+        num_stages=1 if wide else 2,
+    )
+    bn = block(V, 32)
+    single = Launch(
+        linear_attention_single,
+        lambda s: (s.B, H, cdiv(V, bn)),
+        ("out", "state"),
+        {"CHANNELS": channels, "BK": power_of_2(K), "BV": bn} | heads | dims | gate | beta | delta_rule,
+        rows="single",
+    )
+    return Plan((*prepare, walk, single), scratch)
+
+
+def block(size: int, most: int) -> int:
+    """Channels of a block of a product: a power of two from 16 to `most`."""
+    return max(16, min(most, power_of_2(size)))
