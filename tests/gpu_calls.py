@@ -124,6 +124,11 @@ def router(count: int, top_k: int, scoring: str, bias: bool = False, dtype: str 
     return call("router", {"logits": (count,)}, weights, {}, attributes | {"top_k": top_k, "scoring": scoring}, dtype)
 
 
+def capacity(count: int, top_k: int, ranked: int, overflow: str, factor: float) -> Call:
+    attributes = {"top_k": top_k, "num_experts": count, "factor": factor, "overflow": overflow}
+    return call("capacity", {"weights": (ranked,), "experts": (ranked,)}, {}, {}, attributes, dtype="float32")
+
+
 CALLS: dict[str, Call] = {
     "conv_qwen3_next": conv(8192, 4),
     "conv_nemotron_h": conv(6144, 4),
@@ -159,6 +164,8 @@ CALLS: dict[str, Call] = {
     "linear_delta_256": linear(8, 8, 256, 256, "delta"),
     "linear_float32": linear(16, 32, 128, 128, "gated_delta", dtype="float32"),
     "linear_float32_256": linear(4, 4, 256, 256, "gated_delta", decay="channel", dtype="float32"),
+    "capacity_qwen3_next": capacity(512, 10, 512, "next_best", 1.25),
+    "capacity_gpt_oss": capacity(128, 4, 4, "drop", 1.1),
 }
 
 BUDGETS: dict[str, Budget] = {
@@ -174,6 +181,13 @@ BUDGETS: dict[str, Budget] = {
     "experts_up": Budget(matrix=True),
     "experts_down": Budget(matrix=True),
     "experts_sum": Budget(),
+    "capacity_rows": Budget(),
+    "capacity_ask": Budget(),
+    "capacity_offsets": Budget(),
+    "capacity_order": Budget(),
+    "capacity_choose": Budget(),
+    "capacity_queue": Budget(),
+    "capacity_go_on": Budget(),
     "router_scores": Budget(),
     "router_sparsemixer": Budget(),
     "ssd_single": Budget(),

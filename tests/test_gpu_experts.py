@@ -9,6 +9,7 @@ import torch
 from test_experts import step
 
 from hybridtrt.plugins.experts import gpu
+from hybridtrt.plugins.gpu import dispatch
 from hybridtrt.plugins.pointwise import ACTIVATIONS, GATED_ACTIVATIONS
 from hybridtrt.plugins.registry import kernel
 
@@ -21,6 +22,7 @@ Operands = dict[str, torch.Tensor]
 def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many tokens are few, where each has TOP_K experts."""
     monkeypatch.setattr(gpu, "FEW", request.param * TOP_K)
+    monkeypatch.setattr(dispatch, "BLOCK", 32)  # the interpreter is slow
 
 
 def random_weights(gated: bool, bias: bool) -> Operands:
@@ -54,6 +56,7 @@ def as_defined(
 @pytest.mark.parametrize("gated", [True, False])
 def test_few_and_many_pairs(tokens: int, gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "FEW", FEW_TOKENS * TOP_K)
+    monkeypatch.setattr(dispatch, "BLOCK", 32)
     torch.manual_seed(tokens)
     attributes = {"activation": "silu", "gated": gated}
     inputs = [torch.randn(tokens, HIDDEN), torch.rand(tokens, TOP_K), chosen(tokens)]
@@ -96,7 +99,7 @@ def test_one_expert_for_all_every_expert_for_each_and_none() -> None:
 
 def test_many_blocks_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """More blocks than are added up at once."""
-    monkeypatch.setattr("hybridtrt.plugins.experts.dispatch.BLOCK", 4)
+    monkeypatch.setattr(dispatch, "BLOCK", 4)
     monkeypatch.setattr(gpu, "FEW", 0)
     torch.manual_seed(3)
     inputs = [torch.randn(40, HIDDEN), torch.rand(40, TOP_K), chosen(40)]

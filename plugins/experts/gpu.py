@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 
 from hybridtrt.plugins.call import Call
-from hybridtrt.plugins.experts.dispatch import dispatch, few_pairs, tile_pairs
 from hybridtrt.plugins.gpu.activations import activate, glu
 from hybridtrt.plugins.gpu.device import dot
+from hybridtrt.plugins.gpu.dispatch import dispatch, few_pairs, tile_pairs
 from hybridtrt.plugins.gpu.plan import Launch, Plan, Scratch, Sizes, cdiv, power_of_2, smaller
 from hybridtrt.plugins.gpu.types import triton_dtype
 

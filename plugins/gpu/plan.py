@@ -20,6 +20,7 @@ from hybridtrt.plugins.registry import room_of
 from hybridtrt.plugins.spec import TensorSpec
 
 PLUGINS = (  # operators that are plugins on a GPU; TensorRT has the others
+    "capacity",
     "causal_conv",
     "experts",
     "router",

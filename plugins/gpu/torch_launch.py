@@ -89,8 +89,9 @@ def _bind(
             raise ValueError(f"{spec.name}: the pool {name} is not contiguous")
         add(name, "cache", pool, ("pages" if name == "kv" else "slots", *pool.shape[1:]))
     attributes = {name: value for name, value in named.items() if name in spec.attributes}
+    group = attributes.get("group", next(iter(step.block_tables), ""))  # as `call_of` has it
     for name in spec.step_inputs:
-        table = step.block_tables.get(attributes.get("group", "")) if name == "block_tables" else getattr(step, name)
+        table = step.block_tables.get(group) if name == "block_tables" else getattr(step, name)
         if table is not None:
             add(name, "step", table.to(device=inputs[0].device, dtype=torch.int32), STEP_SHAPES[name])
     results = tuple(spec.infer(values, weights, attributes))

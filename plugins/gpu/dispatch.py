@@ -48,16 +48,8 @@ def tile_pairs(order, table, tile, EXPERTS: tl.constexpr, BE: tl.constexpr, BM: 
 
 
 @triton.jit
-def experts_count(
-    experts, T, counts,
-    MOST: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BP: tl.constexpr, BE: tl.constexpr,
-):  # fmt: skip
-    """The pairs of each expert in a block of BP pairs."""
-    if T <= MOST:
-        return
-    block = tl.program_id(0)
-    pair = block * BP + tl.arange(0, BP)
-    expert = tl.load(experts + pair, mask=pair < T * TOP_K, other=EXPERTS).to(tl.int32)
+def count_pairs(expert, counts, block, EXPERTS: tl.constexpr, BE: tl.constexpr):
+    """counts[block] = the pairs of each expert, of pairs with these experts."""
     runs = expert < EXPERTS
     found = tl.histogram(tl.where(runs, expert, 0), BE, mask=runs)
     number = tl.arange(0, BE)
@@ -65,18 +57,11 @@ def experts_count(
 
 
 @triton.jit
-def experts_offsets(
-    counts, T, table,
-    MOST: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr,
-    BP: tl.constexpr, BB: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
-):  # fmt: skip
-    """`counts` becomes the pairs of each expert before each block; `table` [3, EXPERTS] gets each expert's first place
-    in the order, its pairs, and one past its last tile of BM pairs."""
-    if T <= MOST:
-        return
+def add_up(counts, table, blocks, EXPERTS: tl.constexpr, BB: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr):
+    """The pairs of each expert [BE]. `counts` becomes its pairs before each block; `table` [3, EXPERTS] gets its first
+    place in the order, its pairs, and one past its last tile of BM pairs."""
     number = tl.arange(0, BE)
     total = tl.zeros((BE,), tl.int32)
-    blocks = (T * TOP_K + BP - 1) // BP
     for first in range(0, blocks, BB):
         block = first + tl.arange(0, BB)
         at = counts + block.to(tl.int64)[:, None] * EXPERTS + number[None, :]
@@ -88,6 +73,51 @@ def experts_offsets(
     tl.store(table + number, tl.cumsum(total, 0) - total, mask=stored)
     tl.store(table + EXPERTS + number, total, mask=stored)
     tl.store(table + 2 * EXPERTS + number, tl.cumsum((total + BM - 1) // BM, 0), mask=stored)
+    return total
+
+
+@triton.jit
+def place_pairs(experts, counts, table, block, count, EXPERTS: tl.constexpr, BP: tl.constexpr, BQ: tl.constexpr):
+    """The pairs of a block, their places in the order, and which have one: of `count` pairs by expert."""
+    i = tl.arange(0, BP)
+    pair = block * BP + i
+    expert = tl.load(experts + pair, mask=pair < count, other=EXPERTS).to(tl.int32)
+    rank = tl.zeros((BP,), tl.int32)
+    for first in range(0, BP, BQ):
+        j = first + tl.arange(0, BQ)
+        other = tl.load(experts + block * BP + j, mask=block * BP + j < count, other=EXPERTS).to(tl.int32)
+        before = (other[None, :] == expert[:, None]) & (j[None, :] < i[:, None])
+        rank += tl.sum(before.to(tl.int32), axis=1)
+    runs = expert < EXPERTS
+    place = tl.load(table + expert, mask=runs, other=0) + rank
+    place += tl.load(counts + tl.cast(block, tl.int64) * EXPERTS + expert, mask=runs, other=0)
+    return pair, place, runs
+
+
+@triton.jit
+def experts_count(
+    experts, T, counts,
+    MOST: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BP: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """In a step of more than MOST tokens: a block of BP pairs."""
+    if T <= MOST:
+        return
+    block = tl.program_id(0)
+    pair = block * BP + tl.arange(0, BP)
+    expert = tl.load(experts + pair, mask=pair < T * TOP_K, other=EXPERTS).to(tl.int32)
+    count_pairs(expert, counts, block, EXPERTS, BE)
+
+
+@triton.jit
+def experts_offsets(
+    counts, T, table,
+    MOST: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr,
+    BP: tl.constexpr, BB: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """All blocks, by one program."""
+    if T <= MOST:
+        return
+    add_up(counts, table, (T * TOP_K + BP - 1) // BP, EXPERTS, BB, BE, BM)
 
 
 @triton.jit
@@ -98,20 +128,13 @@ def experts_order(
     """Puts the pairs of a block in their places."""
     if T <= MOST:
         return
-    block = tl.program_id(0)
-    i = tl.arange(0, BP)
-    pair = block * BP + i
-    expert = tl.load(experts + pair, mask=pair < T * TOP_K, other=EXPERTS).to(tl.int32)
-    rank = tl.zeros((BP,), tl.int32)
-    for first in range(0, BP, BQ):
-        j = first + tl.arange(0, BQ)
-        other = tl.load(experts + block * BP + j, mask=block * BP + j < T * TOP_K, other=EXPERTS).to(tl.int32)
-        before = (other[None, :] == expert[:, None]) & (j[None, :] < i[:, None])
-        rank += tl.sum(before.to(tl.int32), axis=1)
-    runs = expert < EXPERTS
-    place = tl.load(table + expert, mask=runs, other=0) + rank
-    place += tl.load(counts + tl.cast(block, tl.int64) * EXPERTS + expert, mask=runs, other=0)
+    pair, place, runs = place_pairs(experts, counts, table, tl.program_id(0), T * TOP_K, EXPERTS, BP, BQ)
     tl.store(order + place, pair, mask=runs)
+
+
+def blocks_at_once(width: int) -> int:
+    """How many blocks are added up together, of `width` experts: a tile that fits the registers of eight warps."""
+    return max(1, min(16, 8192 // width))
 
 
 def dispatch(count: int, top_k: int, rows: int, most: int) -> tuple[list[Launch], dict[str, Scratch]]:
@@ -125,7 +148,7 @@ def dispatch(count: int, top_k: int, rows: int, most: int) -> tuple[list[Launch]
 
     pairs = {"MOST": most, "EXPERTS": count, "TOP_K": top_k, "BP": BLOCK}
     width = power_of_2(count)
-    summed = {"BE": width, "BB": max(1, min(16, 8192 // width)), "BM": rows}
+    summed = {"BE": width, "BB": blocks_at_once(width), "BM": rows}
     launches = [
         Launch(experts_count, lambda s: (blocks(s),), ("counts",), pairs | {"BE": width}, when=many),
         Launch(experts_offsets, lambda s: (1,), ("counts", "table"), pairs | summed, num_warps=8, when=many),
