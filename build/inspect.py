@@ -53,10 +53,15 @@ class Report:
                 f"stored), pages {self.memory.page_bytes:,}, states {self.memory.state_bytes:,} in "
                 f"{self.memory.num_slots:,} slots",
                 *(_pages(name, pool) for name, pool in self.memory.groups.items()),
-                f"kernel tactics        {'the defaults' if self.tuned is None else self.tuned.render()}",
+                *self._tactics(),
                 f"one decoded token     {self.decode_flops:,} operations, {self.decode_bytes:,} bytes read and written",
             ]
         return "\n".join(lines)
+
+    def _tactics(self) -> list[str]:
+        if self.build_config is None or self.build_config.target != CPU:
+            return []
+        return [f"kernel tactics        {'the defaults' if self.tuned is None else self.tuned.render()}"]
 
 
 def _pages(name: str, pool: GroupPool) -> str:

@@ -1,16 +1,131 @@
-"""NVIDIA's builder takes the whole network, plugins included, of every family and for several GPU generations."""
+"""Engines for GPUs, built without one: what is in the folder, and that every family has kernels for all it needs."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoints import TINY
-from networks import builder, checkpoint, config_of, request
+from networks import LIMITS, checkpoint, config_of
+from test_gpu_plugins import RecordingDriver
+
+from hybridtrt.build.build import build, default_build_config
+from hybridtrt.build.engine import EngineConfig, read_engine_config
+from hybridtrt.build.inspect import inspect
+from hybridtrt.build.tensorrt.target import checksum, plugin_calls
+from hybridtrt.plugins.gpu.kernel_folder import KernelFolder
+from hybridtrt.plugins.gpu.plan import Sizes, plan
+from hybridtrt.runtime.load import load_runner
+
+ROOT = Path(__file__).resolve().parent.parent
+FAMILY = "qwen3_next"
+GPU = {"target": "tensorrt-rtx", "activations": "bfloat16", "kv_cache_dtype": "bfloat16", "compute_capabilities": (89,)}
+
+
+def build_gpu(folder: Path, **options: Any) -> EngineConfig:
+    limits = replace(LIMITS, **{**GPU, **options})
+    return build(checkpoint(FAMILY).path, folder, limits, kernel_cache=ROOT / ".cache/gpu")
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gpu") / "engine"
+    build_gpu(folder)
+    return folder
 
 
 @pytest.mark.parametrize("variant", TINY)
-def test_every_model_builds_for_three_gpu_generations(variant: str, tmp_path: Path) -> None:
-    asked = request(config_of(variant), read=checkpoint(variant).tensor)
-    builder().build(asked, tmp_path / "engine")
-    assert (tmp_path / "engine").stat().st_size > 10_000
+def test_every_family_has_kernels_for_its_plugins(variant: str) -> None:
+    """At the largest step each launch has programs, and memory for what it needs besides."""
+    config = config_of(variant, **GPU)
+    for call in plugin_calls(config):
+        planned = plan(call)
+        sizes = Sizes(T=32, B=4, P=8)
+        assert planned.launches
+        assert all(size >= 1 for launch in planned.launches for size in launch.grid(sizes))
+        assert planned.scratch_places(sizes)[1] < 1 << 24
+
+
+def test_the_folder_of_an_engine(engine: Path) -> None:
+    """TensorRT's engine, the kernels that its plugins launch, and a description of both."""
+    config = read_engine_config(engine)
+    assert {path.name for path in engine.iterdir()} == {"config.json", "rank0.engine", "kernels"}
+    assert config.tensorrt is not None
+    assert config.tensorrt.cache_outputs.keys() == {cache.name for cache in config.caches()}
+    assert config.tensorrt.checksums is None
+    driver = RecordingDriver()
+    kernels = KernelFolder(engine / "kernels", 89, driver)
+    for call in plugin_calls(config):
+        kernels.launcher(call)
+    manifest = json.loads((engine / "kernels/manifest.json").read_text())
+    listed = {key for by_capability in manifest["calls"].values() for key in by_capability["89"]}
+    assert listed == {path.name for path in (engine / "kernels").iterdir() if path.is_dir()}
+    assert len(driver.loaded) == sum(len(by_capability["89"]) for by_capability in manifest["calls"].values())
+
+
+def test_an_engine_of_a_gpu_is_inspected_without_one(engine: Path) -> None:
+    report = inspect(engine)
+    assert report.memory == read_engine_config(engine).memory()
+    assert "target tensorrt-rtx" in report.render()
+    assert "compute_capabilities 89" in report.render()
+
+
+def test_weights_stay_out_of_an_engine_that_takes_them_as_inputs(engine: Path, tmp_path: Path) -> None:
+    """It names its checkpoint and the weights' checksums, and is smaller by as much as the weights take."""
+    config = build_gpu(tmp_path / "engine", weights_as_inputs=True, weights="int8")
+    about = config.tensorrt
+    source = checkpoint(FAMILY)
+    assert about is not None
+    assert about.checkpoint == str(source.path.resolve())
+    assert about.checksums == {name: checksum(source.tensor(name)) for name in config.program().weights}
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"target": "tensorrt", "compute_capabilities": ()}, r"target tensorrt needs NVIDIA TensorRT 10\.14 or later"),
+        (
+            {"target": "tensorrt"},
+            r"compute_capabilities=\[89\] with target=tensorrt, which builds for the GPU",
+        ),
+        (
+            {"compute_capabilities": (90,)},
+            "compute_capability=90 with target=tensorrt-rtx: expected one of 80",
+        ),
+        ({"compute_capabilities": ()}, "compute_capabilities is empty with target=tensorrt-rtx: expected some of 80"),
+        ({"activations": None}, "activations=None is not one of bfloat16, float16"),
+        ({"activations": "float32"}, "activations='float32' is not one of bfloat16, float16"),
+        ({"weights": "float16"}, "weights='float16' with activations='bfloat16': on a GPU they are of one dtype"),
+        (
+            {"weights": "float32"},
+            "weights='float32' with target=tensorrt-rtx: expected one of bfloat16, f",
+        ),
+        (
+            {"weights": "fp8", "compute_capabilities": (80,)},
+            "weights='fp8' with compute_capability=80: GPUs have",
+        ),
+        ({"target": "cpu"}, "activations=bfloat16 with target=cpu: expected target tensorrt or tensorrt-rtx"),
+        ({"weights": "int4"}, "which groups of 32 do not divide: choose another group_size or exclude it"),
+    ],
+)
+def test_bad_input_is_one_line(options: dict[str, Any], line: str, tmp_path: Path) -> None:
+    """And nothing is left behind."""
+    with pytest.raises(ValueError, match=line) as caught:
+        build_gpu(tmp_path / "engine", **options)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_defaults_of_a_gpu_target() -> None:
+    config = default_build_config(checkpoint(FAMILY).path, "tensorrt-rtx")
+    assert (config.activations, config.kv_cache_dtype, config.state_dtype) == ("bfloat16", "bfloat16", "float32")
+    assert config.compute_capabilities == (80, 86, 89, 120)
+    assert default_build_config(checkpoint(FAMILY).path, "tensorrt-rtx", "float16").kv_cache_dtype == "float16"
+
+
+def test_without_a_gpu_it_is_not_run(engine: Path) -> None:
+    with pytest.raises(ValueError, match="needs an NVIDIA GPU, and CUDA finds none here"):
+        load_runner(engine)
