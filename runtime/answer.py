@@ -15,9 +15,9 @@ class Answer:
 
     def __init__(self, request: Request, index: int, text: TextStream | None) -> None:
         self.index = index  # which of the request's n answers
-        self._request = request
-        self._text = text
-        params = request.params
+        self.due = False  # whether what has not been taken yet is as long as the request wants an output
+        self._request_id, self._text = request.id, text
+        self._params = params = request.params
         self._interval = params.stream_interval
         self._eager = any(params.stop_words)
         self._scored = params.return_log_probs or params.top_log_probs > 0 or params.prompt_log_probs is not None
@@ -32,13 +32,14 @@ class Answer:
     def push(self, token: int, log_prob: float, top: TopLogProbs, visible: bool = True) -> bool:
         """Add a token, which has text if it is `visible`; true when it completes a stop word."""
         self._tokens.append(token)
+        self.due = len(self._tokens) >= self._interval
         if self._scored:
             self._push_scores(log_prob, top)
         if self._text is None:
             return False
         if visible:
             self._unread.append(token)
-        return (self._eager or len(self._tokens) >= self._interval) and self._read(self._text)
+        return (self._eager or self.due) and self._read(self._text)
 
     def push_prompt(self, log_probs: tuple[tuple[float, TopLogProbs], ...]) -> None:
         """Add log-probabilities of the next tokens of the prompt."""
@@ -53,15 +54,15 @@ class Answer:
         self._pieces.append(rest)
         return stopped
 
-    def take_due(self) -> Output | None:
-        """What has not been taken yet, if that is as long as the request wants an output."""
-        return self.take() if len(self._tokens) >= self._interval else None
-
     def take(self, reason: FinishReason | None = None, error: str | None = None, more: bool = False) -> Output:
         """What has not been taken yet."""
-        text = "".join(self._pieces) if self._pieces else ""
-        output = Output(self._request.id, tuple(self._tokens), text, (), reason, error, self.index, more)
-        self._tokens, self._pieces = [], []
+        text = ""
+        if self._pieces:
+            text = "".join(self._pieces)
+            self._pieces.clear()
+        output = Output(self._request_id, tuple(self._tokens), text, (), reason, error, self.index, more)
+        self._tokens.clear()
+        self.due = False
         if self._scored:
             output.log_probs, output.top_log_probs = tuple(self._log_probs), tuple(self._top)
             output.prompt_log_probs = tuple(self._prompt)
@@ -69,9 +70,9 @@ class Answer:
         return output
 
     def _push_scores(self, log_prob: float, top: TopLogProbs) -> None:
-        if self._request.params.return_log_probs:
+        if self._params.return_log_probs:
             self._log_probs.append(log_prob)
-        if self._request.params.top_log_probs:
+        if self._params.top_log_probs:
             self._top.append(top)
 
     def _read(self, text: TextStream) -> bool:

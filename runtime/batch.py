@@ -24,12 +24,15 @@ class BlockTable:
     def write(self, row: int, holding: Holding, fresh: bool) -> None:
         """Bring a row up to date; `fresh`: it was another sequence's."""
         first, end = (0, 0) if fresh else self._written[row]
+        table, start, pages = self._table[row], holding.start, holding.pages
         if fresh:
-            self._table[row] = 0
-        self._table[row, first : holding.start] = 0
-        begin = max(end, holding.start)
-        self._table[row, begin : len(holding.pages)] = holding.pages[begin:]
-        self._written[row] = (holding.start, len(holding.pages))
+            table[:] = 0
+        elif first < start:
+            table[first:start] = 0
+        begin = max(end, start)
+        if begin < len(pages):
+            table[begin : len(pages)] = pages[begin:]
+        self._written[row] = (start, len(pages))
 
     def rows(self, rows: Int32, tokens: int) -> Int32:
         """The block table `[B, P]` of these rows, of which the longest has `tokens` tokens."""
@@ -43,6 +46,7 @@ class BatchBuilder:
         self._caches = caches
         self._numbers = np.arange(num_rows + 1, dtype=np.int32)
         self._tables = [BlockTable(pool, num_rows, max_seq_len) for pool in caches.pools]
+        self._source, self._target = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.int32)  # slots by row
 
     def build(self, plan: Plan) -> StepBatch:
         """Arrays of one step; row `b` asks for the logits of its last `plan.logits[b]` tokens."""
@@ -82,8 +86,8 @@ class BatchBuilder:
         """The slots of sequences, the longest of which will have so many tokens, and their pages."""
         rows = np.array([sequence.row for sequence in sequences], np.int32)
         return {
-            "state_src": np.array([sequence.source for sequence in sequences], np.int32),
-            "state_dst": np.array([sequence.target for sequence in sequences], np.int32),
+            "state_src": self._source[rows],
+            "state_dst": self._target[rows],
             "block_tables": {table.pool.group: table.rows(rows, longest) for table in self._tables},
         }
 
@@ -92,6 +96,7 @@ class BatchBuilder:
             if sequence.running:
                 for table, holding in zip(self._tables, sequence.holdings, strict=True):
                     table.write(sequence.row, holding, fresh)
+                self._source[sequence.row], self._target[sequence.row] = sequence.source, sequence.target
         self._caches.changed.clear()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -42,7 +43,7 @@ class CacheManager:
         self.states = States(info.num_slots, state_bytes) if state_bytes else None
         self.prefixes = PrefixCache(self.pools, self.slots, info.page_size, options.snapshot_interval)
         self.swap = SwapSpace(options.swap_bytes)
-        self.changed: list[tuple[Sequence, bool]] = []  # whose block tables changed, and whether their rows are new
+        self.changed: list[tuple[Sequence, bool]] = []  # whose pages or slots changed, and whether their rows are new
         self._num_rows = info.max_batch_size
         self._rows = list(range(self._num_rows - 1, -1, -1))
 
@@ -71,9 +72,20 @@ class CacheManager:
         self._enter(sequence, hit.tokens)
         return hit
 
-    def is_ready(self, sequence: Sequence) -> bool:
-        """Whether one more token can run without `grow` and `stage`; false where that must be found out."""
-        return sequence.total <= sequence.room and (self.states is None or self.states.are_sound(sequence))
+    def unready(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Those that cannot run just the token that they sampled last, or not without `grow` and `stage`."""
+        if self.states is None:
+            return [s for s in sequences if s.total - s.computed != 1 or not s.output_ids or s.total > s.room]
+        records = self.states.slots.records
+        return [
+            s
+            for s in sequences
+            if s.total - s.computed != 1
+            or not s.output_ids
+            or s.total > s.room
+            or (record := records[s.source]).tokens != s.computed
+            or record.generation != s.source_generation
+        ]
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
         """Make room for `tokens` tokens in all; false when there is none."""
@@ -95,20 +107,25 @@ class CacheManager:
         if sequence.computed >= sequence.next_snapshot:
             if sequence.computed == sequence.next_snapshot:
                 self.states.leave_snapshot(sequence, sequence.keys[sequence.computed // self.pages.page_size - 1])
+                self.changed.append((sequence, False))
             self._plan_snapshot(sequence)
 
     def part(self, sequence: Sequence) -> bool:
         """Let the next step leave the states as they are, for drafts; false if there is no slot for that."""
+        self.changed.append((sequence, False))
         return self.states is None or self.states.part(sequence)
 
-    def commit(self, sequence: Sequence, count: int) -> None:
-        """A step has run `count` more tokens of a sequence."""
-        sequence.computed += count
+    def commit(self, sequences: Items[Sequence], count: int) -> None:
+        """A step has run `count` more tokens of each of these sequences."""
+        for sequence in sequences:
+            sequence.computed += count
         if self.states is not None:
-            self.states.commit(sequence)
-        if self.options.reuse and sequence.computed - sequence.registered >= self.pages.page_size:
-            self._extend_keys(sequence, sequence.computed)
-            self.pages.register(sequence)
+            self.changed += [(sequence, False) for sequence in self.states.commit(sequences)]
+        if self.options.reuse:
+            page_size = self.pages.page_size
+            for sequence in [s for s in sequences if s.computed - s.registered >= page_size]:
+                self._extend_keys(sequence, sequence.computed)
+                self.pages.register(sequence)
 
     def fork(self, leader: Sequence, follower: Sequence) -> Copies | None:
         """Let a follower run on from all that its leader has computed.
@@ -122,6 +139,7 @@ class CacheManager:
             return None
         if self.states is not None:
             self.states.share(leader, follower)
+            self.changed.append((leader, False))
         follower.keys = list(leader.keys)
         self._enter(follower, leader.computed)
         return copies
@@ -204,9 +222,10 @@ class CacheManager:
         return self.prefixes.find(sequence.keys, sequence.total)
 
     def _extend_keys(self, sequence: Sequence, tokens: int) -> None:
-        if len(sequence.keys) < tokens // self.pages.page_size:
-            salt = sequence.request.cache_salt
-            extend_keys(sequence.keys, sequence.tokens(tokens), self.pages.page_size, salt)
+        page_size, known = self.pages.page_size, len(sequence.keys)
+        if known < tokens // page_size:
+            rest = sequence.tokens(known * page_size, tokens)
+            extend_keys(sequence.keys, rest, page_size, sequence.request.cache_salt)
 
     def _enter(self, sequence: Sequence, computed: int) -> None:
         sequence.row = self._rows.pop()

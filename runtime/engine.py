@@ -259,13 +259,14 @@ class Engine:
         counters.prefill_tokens += counters.last_prefill_tokens
         outputs = self._decode(plan, choice)
         end = plan.singles
-        for sequence, count, wanted in islice(zip(plan.sequences, plan.counts, plan.logits, strict=True), end, None):
+        for i in range(plan.singles, len(plan.sequences)):
+            sequence, count, wanted = plan.sequences[i], plan.counts[i], plan.logits[i]
             start, end = end, end + wanted
             if not wanted:
-                self._caches.commit(sequence, count)
+                self._caches.commit([sequence], count)
                 continue
             if sequence.followers:
-                self._caches.commit(sequence, count)
+                self._caches.commit([sequence], count)
                 outputs += self._fork(sequence, logits[start:end])
                 count = 0
             outputs += self._advance(sequence, count, choice, range(start, end))
@@ -274,9 +275,9 @@ class Engine:
     def _decode(self, plan: Plan, choice: Choice) -> list[Output]:
         """`_advance` for those that ran one token: most of all that happens, so it is spelled out."""
         outputs: list[Output] = []
+        self._caches.commit(plan.sequences[: plan.singles], 1)
         rows = zip(plan.sequences, choice.tokens, choice.log_probs, choice.top, choice.valid, strict=False)
         for sequence, token, log_prob, top, valid in islice(rows, plan.singles):
-            self._caches.commit(sequence, 1)
             try:
                 reason = sequence.append(token, log_prob, top, valid)
             except Exception as error:
@@ -284,8 +285,8 @@ class Engine:
                 continue
             if reason is not None:
                 outputs.append(self._finish(sequence, reason, keep=True))
-            elif (output := sequence.answer.take_due()) is not None:
-                outputs.append(output)
+            elif sequence.answer.due:
+                outputs.append(sequence.answer.take())
         self._recorder.counters.sampled_tokens += plan.singles
         return outputs
 
@@ -293,7 +294,7 @@ class Engine:
         """Add to an answer the sampled tokens of these rows, up to the first that its drafts did not foresee."""
         drafts, sequence.drafts = sequence.drafts, []
         if not drafts and count:
-            self._caches.commit(sequence, count)
+            self._caches.commit([sequence], count)
         reason: FinishReason | None = None
         accepted = 0
         try:
@@ -312,8 +313,7 @@ class Engine:
             sequence.times.first_token = self._clock()
         if reason is not None:
             return [self._finish(sequence, reason, keep=not drafts)]
-        output = sequence.answer.take_due()
-        return [] if output is None else [output]
+        return [sequence.answer.take()] if sequence.answer.due else []
 
     def _settle(self, sequence: Sequence, count: int, drafts: int, accepted: int, finished: bool) -> None:
         """Keep what was computed of right drafts. Recurrent states cannot be cut: they are kept whole or not at all."""
@@ -323,7 +323,7 @@ class Engine:
         if finished:
             return
         if accepted == drafts or self._caches.states is None:
-            self._caches.commit(sequence, count - drafts + accepted)
+            self._caches.commit([sequence], count - drafts + accepted)
 
     def _fork(self, leader: Sequence, logits: Logits) -> list[Output]:
         """Let the other answers of a request begin where its prompt has just ended."""

@@ -38,11 +38,11 @@ class Executor:
             self._runner.clear_slots([sequence.target for sequence in plan.started])
         if not plan.sequences:
             return np.zeros((0, self._runner.info.vocab_size), np.float32)
-        plan.guided = any(sequence.guide is not None for sequence in plan.sequences)
-        if plan.guided:
-            for sequence, wanted in zip(plan.sequences, plan.logits, strict=True):
-                if sequence.guide is not None and wanted:
-                    sequence.guide.start()
+        guided = [i for i, sequence in enumerate(plan.sequences) if sequence.guide is not None]
+        plan.guided = bool(guided)
+        for i in guided:
+            if plan.logits[i] and (guide := plan.sequences[i].guide) is not None:
+                guide.start()
         batch = self._builder.build(plan)
         logits = self._runner.step(batch)
         expected = (len(batch.logits_indices), self._runner.info.vocab_size)
@@ -54,11 +54,10 @@ class Executor:
 
     def sample(self, plan: Plan, logits: Logits) -> Choice:
         """Sample from the logits of a plan: for sequence `i` the next `plan.logits[i]` rows of the result."""
-        if plan.singles == len(plan.sequences):
-            sequences, ahead = plan.sequences, [0] * plan.singles
-        else:
-            rows = [(s, j) for s, wanted in zip(plan.sequences, plan.logits, strict=True) for j in range(wanted)]
-            sequences, ahead = [sequence for sequence, _ in rows], [j for _, j in rows]
+        sequences, ahead = plan.sequences[: plan.singles], [0] * plan.singles
+        for i in range(plan.singles, len(plan.sequences)):
+            sequences += [plan.sequences[i]] * plan.logits[i]
+            ahead += range(plan.logits[i])
         masks = None
         if plan.guided:
             masks = [None if sequence.guide is None else sequence.guide.mask() for sequence in sequences]

@@ -57,13 +57,12 @@ class PageTables:
     def grow(self, sequence: Sequence, tokens: int) -> bool:
         """Make room for `tokens` tokens in all, and give back pages before the windows; false when there is none."""
         self.trim(sequence)
-        counts = [
-            max(pool.end(tokens) - len(holding.pages), 0)
-            for pool, holding in zip(self.pools, sequence.holdings, strict=True)
-        ]
-        wanted = list(zip(self.pools, sequence.holdings, counts, strict=True))
-        if not all(pool.can_take(holding, count) for pool, holding, count in wanted):
-            return False
+        wanted = []
+        for pool, holding in zip(self.pools, sequence.holdings, strict=True):
+            if (count := pool.end(tokens) - len(holding.pages)) > 0:
+                if not pool.can_take(holding, count):
+                    return False
+                wanted.append((pool, holding, count))
         for pool, holding, count in wanted:
             pool.take(holding, count)
         sequence.capacity = -(-tokens // self.page_size) * self.page_size
@@ -72,7 +71,8 @@ class PageTables:
     def trim(self, sequence: Sequence) -> None:
         """Give back the pages before the window of the next token."""
         for pool, holding in zip(self.pools, sequence.holdings, strict=True):
-            pool.trim(holding, pool.first(sequence.computed))
+            if (first := pool.first(sequence.computed)) > holding.start:
+                pool.trim(holding, first)
 
     def fork(self, leader: Sequence, follower: Sequence) -> Copies | None:
         """Let a follower begin with the pages of its leader: full ones are shared, the last one is to be copied."""
@@ -127,6 +127,6 @@ class PageTables:
         shared = sum(map(pool.is_held, cached)) if pool.window is None else 0
         if self._reserve:
             return pool.most_pages(sequence.max_cached) - shared, 0, 0
-        left = sequence.max_tokens - len(sequence.output_ids)
+        left = sequence.max_total - sequence.total
         expected = self._admission.expected_pages(pool.group, sequence.total, left) - shared
         return 0, max(expected, 0), pool.most_pages(sequence.total) - shared

@@ -113,7 +113,7 @@ class PagePool:
 
     def can_take(self, holding: Holding, count: int) -> bool:
         """Whether `take` would succeed."""
-        return count <= holding.promised + max(self.available, 0)
+        return count <= holding.quota - holding.paid or count <= holding.promised + max(self.available, 0)
 
     def take(self, holding: Holding, count: int) -> None:
         """Append `count` pages, the promised ones first; cached ones lose their content when no others are free."""
@@ -190,9 +190,9 @@ class PagePool:
         return bool(self._holders[page])
 
     def _pay(self, holding: Holding, count: int) -> None:
-        before = holding.promised
+        left = holding.quota - holding.paid
         holding.paid += count
-        self.promised += holding.promised - before
+        self.promised += max(left - count, 0) - max(left, 0)
 
     def _let_go(self, page: int) -> None:
         if page in self._keys:

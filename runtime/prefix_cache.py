@@ -33,9 +33,12 @@ class Hit:
 
 
 def extend_keys(keys: list[bytes], tokens: NDArray[np.int32], page_size: int, salt: str) -> None:
-    """Append the key of every further full page of `tokens` [N]: each names the page and all before it."""
+    """Append the key of every full page of `tokens` [N], which follow the pages that have keys.
+
+    Each names the page and all before it.
+    """
     before = keys[-1] if keys else blake2b(salt.encode(), digest_size=KEY_BYTES, person=b"salt").digest()
-    for start in range(len(keys) * page_size, len(tokens) - page_size + 1, page_size):
+    for start in range(0, len(tokens) - page_size + 1, page_size):
         before = blake2b(before + tokens[start : start + page_size].tobytes(), digest_size=KEY_BYTES).digest()
         keys.append(before)
 

@@ -113,13 +113,7 @@ class Scheduler:
     def schedule(self) -> Plan:
         """Choose the next step; an empty plan means that there is nothing to run."""
         plan = Plan()
-        decoding: list[Sequence] = []
-        prefilling: list[Sequence] = []
-        most = 1 + self.limits.max_draft_tokens
-        for sequence in self.running.values():
-            decodes = sequence.output_ids and sequence.total - sequence.computed <= most
-            (decoding if decodes else prefilling).append(sequence)
-        self._plan_decode(plan, decoding, sum(sequence.total - sequence.computed for sequence in prefilling))
+        prefilling = self._plan_decode(plan)
         plan.decode_tokens = plan.num_tokens
         self._plan_prefill(plan, prefilling)
         if not plan.preempted:
@@ -160,25 +154,49 @@ class Scheduler:
         """Raise `RuntimeError` unless every page, slot and swapped byte is accounted for."""
         self.caches.check_integrity(list(self.running.values()), list(self.waiting))
 
-    def _plan_decode(self, plan: Plan, sequences: list[Sequence], wanted: int) -> None:
-        """Rows of one token first; then those with drafts, or with tokens to run again because drafts were wrong."""
-        spare = self.limits.max_num_tokens - len(sequences)
-        for_drafts = min(spare, DRAFT_ROWS - len(sequences)) - wanted - bool(self.waiting)
-        longer, is_ready = [], self.caches.is_ready
-        for sequence in sequences:
-            if sequence.row < 0:
-                continue
-            if sequence.total - sequence.computed > 1:
+    def _plan_decode(self, plan: Plan) -> list[Sequence]:
+        """Rows of one token first; then those with drafts, or with tokens to run again because drafts were wrong.
+
+        Most go on without a question, so only the others are looked at. Returns those that prefill.
+        """
+        running = list(self.running.values())
+        most = 1 + self.limits.max_draft_tokens
+        prefilling, longer, others = [], [], set()
+        for sequence in self.caches.unready(running):
+            pending = sequence.total - sequence.computed
+            if pending > most or not sequence.output_ids:
+                prefilling.append(sequence)
+            elif pending > 1:
                 longer.append(sequence)
-            elif is_ready(sequence) or self._is_ready(plan, sequence, 1):
-                if sequence.drafter is not None and self._draft(sequence, for_drafts):
-                    for_drafts -= len(sequence.drafts)
-                    longer.append(sequence)
-                else:
-                    plan.sequences.append(sequence)
-        plan.singles = len(plan.sequences)
-        plan.counts, plan.logits = [1] * plan.singles, [1] * plan.singles
-        for sequence in longer:
+            elif self._is_ready(plan, sequence, 1):
+                continue
+            others.add(sequence)
+        singles = running
+        if others or plan.preempted:
+            singles = [sequence for sequence in running if sequence.row >= 0 and sequence not in others]
+        rows = len(running) - len(prefilling)
+        spare = self.limits.max_num_tokens - rows
+        if self.limits.max_draft_tokens:
+            wanted = sum(sequence.total - sequence.computed for sequence in prefilling) + bool(self.waiting)
+            self._draft(singles, min(spare, DRAFT_ROWS - rows) - wanted)
+            longer += [sequence for sequence in singles if sequence.drafts]
+            singles = [sequence for sequence in singles if not sequence.drafts]
+        plan.sequences, plan.singles = singles, len(singles)
+        plan.counts, plan.logits = [1] * len(singles), [1] * len(singles)
+        self._plan_longer(plan, longer, spare)
+        return prefilling
+
+    def _draft(self, sequences: Iterable[Sequence], limit: int) -> None:
+        """Propose up to `limit` tokens in all."""
+        for sequence in sequences:
+            left = min(limit, self.limits.max_draft_tokens, sequence.max_total - sequence.total - 1)
+            if sequence.drafter is not None and left > 0:
+                sequence.drafts = sequence.drafter.propose(left)
+                limit -= len(sequence.drafts)
+
+    def _plan_longer(self, plan: Plan, sequences: list[Sequence], spare: int) -> None:
+        """Rows with drafts, or with tokens to run again because drafts were wrong: `spare` tokens beyond one each."""
+        for sequence in sequences:
             del sequence.drafts[max(spare, 0) :]
             if sequence.drafts and not self.caches.grow(sequence, sequence.total + len(sequence.drafts)):
                 sequence.drafts = []
@@ -190,15 +208,6 @@ class Scheduler:
                 sequence.drafts, pending, count = [], 1, 1
             plan.add(sequence, count, 1 + len(sequence.drafts) if count == pending else 0)
             spare -= count - 1
-
-    def _draft(self, sequence: Sequence, limit: int) -> bool:
-        """Propose tokens."""
-        assert sequence.drafter is not None
-        left = sequence.request.params.max_tokens - len(sequence.output_ids) - 1
-        limit = min(limit, left, self.limits.max_draft_tokens)
-        if limit > 0:
-            sequence.drafts = sequence.drafter.propose(limit)
-        return bool(sequence.drafts)
 
     def _plan_prefill(self, plan: Plan, sequences: Iterable[Sequence]) -> None:
         budget = self.limits.max_num_tokens - plan.num_tokens

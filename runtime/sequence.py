@@ -62,14 +62,14 @@ class Sequence:
     swapped: Swapped | None = None
     # What the request says, at hand.
     name: str = field(init=False)  # unlike all others that live
-    max_tokens: int = field(init=False)
+    max_total: int = field(init=False)  # prompt and output tokens at most
     plain: bool = field(init=False)  # it takes the best token of the model and says no more about it
 
     def __post_init__(self) -> None:
         self.total = len(self.prompt) + len(self.output_ids)
         self.name = f"{self.request.id}/{self.answer.index}"
         params = self.request.params
-        self.max_tokens = params.max_tokens
+        self.max_total = len(self.prompt) + params.max_tokens
         scored = params.return_log_probs or params.top_log_probs > 0
         self.plain = self.greedy and self.processors is None and self.guide is None and not scored
 
@@ -80,7 +80,7 @@ class Sequence:
     @property
     def max_cached(self) -> int:
         """Tokens that are in the caches at most: the last sampled token never enters them."""
-        return len(self.prompt) + self.max_tokens - 1
+        return self.max_total - 1
 
     @property
     def scores_prompt(self) -> bool:
@@ -91,16 +91,18 @@ class Sequence:
     def pending(self, count: int) -> NDArray[np.int32]:
         """The next `count` tokens to run, drafts included."""
         stop = self.computed + count
-        if stop <= len(self.prompt):
-            return self.prompt[self.computed : stop]
-        outputs = [*self.output_ids, *self.drafts][max(self.computed - len(self.prompt), 0) : stop - len(self.prompt)]
-        return np.concatenate([self.prompt[self.computed :], np.array(outputs, np.int32)])
+        known = self.tokens(self.computed, min(stop, self.total))
+        if stop <= self.total:
+            return known
+        return np.concatenate([known, np.array(self.drafts[: stop - self.total], np.int32)])
 
-    def tokens(self, stop: int) -> NDArray[np.int32]:
-        """The first `stop` tokens of prompt and output."""
-        if stop <= len(self.prompt):
-            return self.prompt[:stop]
-        return np.concatenate([self.prompt, np.array(self.output_ids[: stop - len(self.prompt)], np.int32)])
+    def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
+        """Tokens `start` to `stop - 1` of prompt and output."""
+        length = len(self.prompt)
+        if stop <= length:
+            return self.prompt[start:stop]
+        outputs = np.array(self.output_ids[max(start - length, 0) : stop - length], np.int32)
+        return outputs if start >= length else np.concatenate([self.prompt[start:], outputs])
 
     def append(self, token: int, log_prob: float, top: TopLogProbs, valid: bool) -> FinishReason | None:
         """Add a sampled token, which is pending now, and return why it was the last one, if it was.
@@ -121,7 +123,7 @@ class Sequence:
         ended = token in self.stop_ids
         if ended or (self.guide is not None and self._completes(self.guide, token)):
             reason = "stop"
-        elif len(self.output_ids) >= self.max_tokens:
+        elif self.total >= self.max_total:
             reason = "length"
         if self.answer.push(token, log_prob, top, not ended):
             return "stop"

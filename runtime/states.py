@@ -39,11 +39,6 @@ class States:
             sequence.source, sequence.source_generation = slots.take(sequence.name, tokens)
         sequence.target, sequence.target_generation = sequence.source, sequence.source_generation
 
-    def are_sound(self, sequence: Sequence) -> bool:
-        """Whether the slot that a sequence reads has its states after exactly its computed tokens."""
-        record = self.slots.records[sequence.source]
-        return record.tokens == sequence.computed and record.generation == sequence.source_generation
-
     def check(self, sequence: Sequence) -> None:
         """Raise `RuntimeError` where they are not sound, or not this sequence's."""
         self.slots.check(sequence.source, sequence.name, sequence.source_generation, sequence.computed)
@@ -69,12 +64,19 @@ class States:
         follower.source_generation = self.slots.hold(leader.source, follower.name)
         follower.target, follower.target_generation = self.slots.take(follower.name)
 
-    def commit(self, sequence: Sequence) -> None:
-        """The slot that a sequence writes has its states after its computed tokens; it reads them from now on."""
-        self.slots.records[sequence.target].tokens = sequence.computed
-        if sequence.source != sequence.target:
-            self.slots.drop(sequence.source, sequence.name, sequence.source_generation)
-            sequence.source, sequence.source_generation = sequence.target, sequence.target_generation
+    def commit(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """The slot that each one writes has its states after its computed tokens; it reads them from now on.
+
+        Returns those that have read another one until now.
+        """
+        records, moved = self.slots.records, []
+        for sequence in sequences:
+            records[sequence.target].tokens = sequence.computed
+            if sequence.source != sequence.target:
+                self.slots.drop(sequence.source, sequence.name, sequence.source_generation)
+                sequence.source, sequence.source_generation = sequence.target, sequence.target_generation
+                moved.append(sequence)
+        return moved
 
     def release(self, sequence: Sequence, key: bytes | None) -> None:
         """Take the slots back. With the key of its computed tokens its states may stay as a snapshot."""

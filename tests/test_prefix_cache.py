@@ -97,8 +97,8 @@ def test_keys_name_a_page_with_all_before_it_and_the_salt() -> None:
 
 def test_keys_are_extended_by_what_is_new() -> None:
     keys = keys_of(range(9))
-    extend_keys(keys, np.arange(7, dtype=np.int32), SIZE, "")
-    extend_keys(keys, np.arange(17, dtype=np.int32), SIZE, "")
+    extend_keys(keys, np.arange(8, 11, dtype=np.int32), SIZE, "")
+    extend_keys(keys, np.arange(8, 17, dtype=np.int32), SIZE, "")
     assert keys == keys_of(range(17))
 
 

@@ -325,10 +325,9 @@ def test_rows_ahead_choose_what_a_sequence_with_these_tokens_would(
     rows = range(len(drafts) + 1)
     together = choose(logits.copy(), [sequence] * len(rows), list(rows), None)
     for row in rows:
-        sure = make_sequence(kind, output_ids=drafts[:row])
+        sure = make_sequence(kind)
         for token in drafts[:row]:
-            if sure.processors is not None:
-                sure.processors.append(token)
+            sure.append(token, 0.0, (), True)
         alone = choose(logits[row : row + 1].copy(), [sure], [0], None)
         assert alone.tokens[0] == together.tokens[row]
 

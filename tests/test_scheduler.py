@@ -232,7 +232,8 @@ def test_what_is_pending_goes_over_from_the_prompt_to_the_outputs_and_drafts() -
     for computed, expected in ((1, [1, 2, 7]), (2, [2, 7, 8]), (3, [7, 8, 9]), (5, [9, 5, 6])):
         sequence.computed = computed
         assert sequence.pending(3).tolist() == expected
-    assert [sequence.tokens(stop).tolist() for stop in (2, 5)] == [[0, 1], [0, 1, 2, 7, 8]]
+    assert [sequence.tokens(0, stop).tolist() for stop in (2, 5)] == [[0, 1], [0, 1, 2, 7, 8]]
+    assert [sequence.tokens(start, 5).tolist() for start in (2, 3, 4)] == [[2, 7, 8], [7, 8], [8]]
 
 
 def test_a_plan_without_those_who_were_preempted() -> None:
