@@ -47,6 +47,8 @@ class BatchBuilder:
         self._numbers = np.arange(num_rows + 1, dtype=np.int32)
         self._tables = [BlockTable(pool, num_rows, max_seq_len) for pool in caches.pools]
         self._source, self._target = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.int32)  # slots by row
+        self._sequences: list[Sequence] = []  # of the last step
+        self._rows = np.zeros(0, np.int32)  # theirs
 
     def build(self, plan: Plan) -> StepBatch:
         """Arrays of one step; row `b` asks for the logits of its last `plan.logits[b]` tokens."""
@@ -68,31 +70,34 @@ class BatchBuilder:
 
     def _mixed(self, plan: Plan) -> StepBatch:
         sequences = plan.sequences
-        counts = np.array(plan.counts, np.int32)
+        counts = _counts(plan.counts, plan.singles)
         context = np.array([sequence.computed for sequence in sequences], np.int32)
         cu_seqlens = np.zeros(len(sequences) + 1, np.int32)
         np.cumsum(counts, out=cu_seqlens[1:])
         positions = np.arange(cu_seqlens[-1], dtype=np.int32) + np.repeat(context - cu_seqlens[:-1], counts)
         return StepBatch(
-            input_ids=_input_ids(plan, cu_seqlens),
+            input_ids=_input_ids(plan, int(cu_seqlens[-1])),
             positions=positions,
             cu_seqlens=cu_seqlens,
             context_lens=context,
-            logits_indices=_logits_indices(plan.logits, cu_seqlens[1:]),
+            logits_indices=_logits_indices(_counts(plan.logits, plan.singles), cu_seqlens[1:]),
             **self._held(sequences, int((context + counts).max())),
         )
 
     def _held(self, sequences: list[Sequence], longest: int) -> dict[str, Any]:
         """The slots of sequences, the longest of which will have so many tokens, and their pages."""
-        rows = np.array([sequence.row for sequence in sequences], np.int32)
+        if sequences != self._sequences:
+            self._sequences, self._rows = sequences, np.array([sequence.row for sequence in sequences], np.int32)
         return {
-            "state_src": self._source[rows],
-            "state_dst": self._target[rows],
-            "block_tables": {table.pool.group: table.rows(rows, longest) for table in self._tables},
+            "state_src": self._source[self._rows],
+            "state_dst": self._target[self._rows],
+            "block_tables": {table.pool.group: table.rows(self._rows, longest) for table in self._tables},
         }
 
     def _update_tables(self) -> None:
         for sequence, fresh in self._caches.changed:
+            if fresh:
+                self._sequences = []
             if sequence.running:
                 for table, holding in zip(self._tables, sequence.holdings, strict=True):
                     table.write(sequence.row, holding, fresh)
@@ -100,17 +105,24 @@ class BatchBuilder:
         self._caches.changed.clear()
 
 
-def _input_ids(plan: Plan, cu_seqlens: Int32) -> Int32:
-    singles = plan.singles
-    ids = np.empty(cu_seqlens[-1], np.int32)
-    ids[:singles] = [sequence.output_ids[-1] for sequence in plan.sequences[:singles]]
-    for row in range(singles, len(plan.sequences)):
-        ids[cu_seqlens[row] : cu_seqlens[row + 1]] = plan.sequences[row].pending(plan.counts[row])
+def _counts(values: list[int], singles: int) -> Int32:
+    """An array of values of which the first `singles` are 1."""
+    counts = np.ones(len(values), np.int32)
+    counts[singles:] = values[singles:]
+    return counts
+
+
+def _input_ids(plan: Plan, num_tokens: int) -> Int32:
+    ids = np.empty(num_tokens, np.int32)
+    end = plan.singles
+    ids[:end] = [sequence.output_ids[-1] for sequence in plan.sequences[:end]]
+    for sequence, count in zip(plan.sequences[plan.singles :], plan.counts[plan.singles :], strict=True):
+        start, end = end, end + count
+        ids[start:end] = sequence.pending(count)
     return ids
 
 
-def _logits_indices(logits: list[int], ends: Int32) -> Int32:
-    """The last `logits[b]` tokens of each row."""
-    counts = np.array(logits, np.int32)
+def _logits_indices(counts: Int32, ends: Int32) -> Int32:
+    """The last `counts[b]` tokens of each row."""
     stops = counts.cumsum(dtype=np.int32)
     return np.asarray(np.arange(stops[-1], dtype=np.int32) + np.repeat(ends - stops, counts))

@@ -189,6 +189,8 @@ class Scheduler:
     def _draft(self, sequences: Iterable[Sequence], limit: int) -> None:
         """Propose up to `limit` tokens in all."""
         for sequence in sequences:
+            if limit <= 0:
+                return
             left = min(limit, self.limits.max_draft_tokens, sequence.max_total - sequence.total - 1)
             if sequence.drafter is not None and left > 0:
                 sequence.drafts = sequence.drafter.propose(left)

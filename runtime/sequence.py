@@ -109,9 +109,9 @@ class Sequence:
 
         Raises `FloatingPointError` when it is not `valid`, and `RuntimeError` when its guide does not allow it.
         """
-        if not valid and self.guide is not None and self.guide.error:
-            raise RuntimeError(f"the guide allows no token: {self.guide.error}")
         if not valid:
+            if self.guide is not None and self.guide.error:
+                raise RuntimeError(f"the guide allows no token: {self.guide.error}")
             raise FloatingPointError("the logits of this request are not finite, or no token is allowed")
         self.output_ids.append(token)
         self.total += 1

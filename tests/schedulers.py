@@ -149,6 +149,13 @@ class Driver:
     def check_batch(self, plan: Plan) -> None:
         batch = self.builder.build(plan)
         check_batch(batch, self.info)
-        for i, (group, table) in enumerate(batch.block_tables.items()):
-            for row, sequence in zip(table, plan.sequences, strict=True):
-                assert set(row) <= {0, *sequence.holdings[i].held}, f"a page of group {group} was given back"
+        sequences, counts = plan.sequences, plan.counts
+        pending = [sequence.pending(count) for sequence, count in zip(sequences, counts, strict=True)]
+        assert batch.input_ids.tolist() == np.concatenate(pending).tolist()
+        assert batch.context_lens.tolist() == [sequence.computed for sequence in sequences]
+        assert batch.state_src.tolist() == [sequence.source for sequence in sequences]
+        assert batch.state_dst.tolist() == [sequence.target for sequence in sequences]
+        for i, table in enumerate(batch.block_tables.values()):
+            for row, sequence in zip(table.tolist(), sequences, strict=True):
+                pages = sequence.holdings[i].pages[: len(row)]
+                assert row == pages + [0] * (len(row) - len(pages))

@@ -91,3 +91,33 @@ def test_promises_hold_and_all_ends_whole() -> None:
 
     one()
     assert all(totals[what] for what in ("hits", "swapped out", "swapped in", "recomputed")), totals
+
+
+def test_a_batch_knows_the_rows_of_sequences_that_have_come_back_to_others() -> None:
+    info = null_info(num_pages={"full": 65}, num_slots=9)
+    driver = Driver(make_scheduler(options=CacheOptions(reserve=False), info=info), info)
+    for name in "ab":
+        driver.scheduler.add(make_sequence(name, text=0))
+    driver.step()
+    before = {name: sequence.row for name, sequence in driver.scheduler.running.items()}
+    for sequence in list(driver.scheduler.running.values()):
+        driver.preempt(sequence)
+    driver.step()
+    assert {name: sequence.row for name, sequence in driver.scheduler.running.items()} == {
+        "a/0": before["b/0"],
+        "b/0": before["a/0"],
+    }
+
+
+def test_a_batch_knows_the_slot_behind_a_snapshot_where_no_page_is_taken() -> None:
+    info = null_info(num_pages={"full": 65}, num_slots=9)
+    driver = Driver(make_scheduler(options=CacheOptions(snapshot_interval=8), info=info), info)
+    sequence = make_sequence("a", max_tokens=20, text=0)
+    driver.scheduler.add(sequence)
+    driver.step()
+    driver.scheduler.caches.grow(sequence, 20)
+    slots = []
+    while sequence.computed < 12:
+        driver.step()
+        slots.append(sequence.source)
+    assert len(set(slots)) == 2

@@ -162,6 +162,17 @@ def test_a_stale_sequence_is_refused_before_its_step() -> None:
     )
 
 
+@pytest.mark.parametrize(("field", "number"), [("generation", 2), ("tokens", 11)])
+def test_a_slot_that_is_another_ones_is_not_read_by_the_next_token(field: str, number: int) -> None:
+    scheduler = make_scheduler(options=CacheOptions(reuse=False))
+    sequence = make_sequence("a", 10)
+    scheduler.add(sequence)
+    run(scheduler)
+    assert scheduler.caches.unready([sequence]) == []
+    setattr(scheduler.caches.slots.records[sequence.source], field, number)
+    assert [failed for failed, _ in scheduler.schedule().failed] == [sequence]
+
+
 def lose_a_page(scheduler: Scheduler) -> None:
     scheduler.caches.pools[0].free.pop()
 
