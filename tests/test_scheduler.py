@@ -162,7 +162,7 @@ def test_a_stale_sequence_is_refused_before_its_step() -> None:
     )
 
 
-@pytest.mark.parametrize(("field", "number"), [("generation", 2), ("tokens", 11)])
+@pytest.mark.parametrize(("field", "number"), [("generation", 2), ("tokens", 9), ("tokens", 11)])
 def test_a_slot_that_is_another_ones_is_not_read_by_the_next_token(field: str, number: int) -> None:
     scheduler = make_scheduler(options=CacheOptions(reuse=False))
     sequence = make_sequence("a", 10)
