@@ -106,6 +106,34 @@ def linear(key_heads: int, heads: int, dim: int, value_dim: int, rule: str, **op
     )
 
 
+def length_routed(heads: int, kv_heads: int, dim: int, **options: Any) -> Call:
+    return call(
+        "linear_attention_from",
+        {"y": (heads, dim), "q": (heads, dim), "k": (kv_heads, dim), "v": (kv_heads, dim)},
+        {},
+        {"state": (kv_heads, dim, dim + 1)},
+        {"limit": 1024},
+        **options,
+    )
+
+
+def rg_lru(heads: int, width: int, **options: Any) -> Call:
+    gate, channels = (heads, width, width), (heads * width,)
+    weights = {"input_gate": gate, "input_bias": channels, "recurrence_gate": gate, "recurrence_bias": channels}
+    return call("rg_lru", {"x": channels}, weights | {"decay": channels}, {"state": channels}, {}, **options)
+
+
+def low_rank(heads: int, kv_heads: int, dim: int, rank: int, **options: Any) -> Call:
+    return call(
+        "low_rank_attention",
+        {"q": (heads, dim), "k": (kv_heads, dim), "v": (kv_heads, dim)},
+        {"projection": (4096, rank)},
+        {"keys": (kv_heads, dim, rank), "values": (kv_heads, rank, dim)},
+        {"scale": dim**-0.5},
+        **options,
+    )
+
+
 def experts(
     count: int, top_k: int, hidden: int, inner: int, activation: str = "silu", gated: bool = True, bias: bool = False,
     clamp: float | None = None, **options: Any,
@@ -166,6 +194,17 @@ CALLS: dict[str, Call] = {
     "linear_float32_256": linear(4, 4, 256, 256, "gated_delta", decay="channel", dtype="float32"),
     "capacity_qwen3_next": capacity(512, 10, 512, "next_best", 1.25),
     "capacity_gpt_oss": capacity(128, 4, 4, "drop", 1.1),
+    "from_64": length_routed(16, 4, 64),
+    "from_128": length_routed(32, 8, 128, dtype="float16"),
+    "from_256": length_routed(16, 16, 256),
+    "from_float32": length_routed(4, 2, 128, dtype="float32"),
+    "rg_lru_2b": rg_lru(10, 256),
+    "rg_lru_9b": rg_lru(16, 256, dtype="float16"),
+    "rg_lru_float32": rg_lru(3, 40, dtype="float32"),
+    "low_rank_64": low_rank(16, 4, 64, 64),
+    "low_rank_128": low_rank(32, 8, 128, 128, dtype="float16"),
+    "low_rank_256": low_rank(16, 16, 96, 256),
+    "low_rank_float32": low_rank(4, 2, 64, 128, dtype="float32"),
 }
 
 BUDGETS: dict[str, Budget] = {
@@ -197,5 +236,15 @@ BUDGETS: dict[str, Budget] = {
     "linear_attention_chunk": Budget(matrix=True),
     "linear_attention_channel_chunk": Budget(matrix=True),
     "linear_attention_channel_solve": Budget(matrix=True),
-    "linear_attention_walk": Budget(float32_stack=1280, matrix=True),
+    "linear_attention_walk": Budget(float32_stack=2048, matrix=True),
+    "linear_attention_from_single": Budget(),
+    "linear_attention_from_walk": Budget(float32_stack=256, matrix=True),
+    "linear_attention_from_divide": Budget(),
+    "rg_lru_gates": Budget(matrix=True),
+    "rg_lru_walk": Budget(),
+    "rg_lru_single": Budget(),
+    "low_rank_scores_walk": Budget(float32_stack=256, matrix=True),
+    "low_rank_values_walk": Budget(stack=16, float32_stack=768, matrix=True),  # a third block for 16 bytes on sm_80
+    "low_rank_scores_single": Budget(),
+    "low_rank_values_single": Budget(),
 }

@@ -38,6 +38,13 @@ def dot(a, b, acc, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def dot_float32(a, b, DTYPE: tl.constexpr):
+    """a b of float32 matrices whose numbers DTYPE may not hold: as exact as float32 where that is DTYPE, else with 10
+    bits of mantissa."""
+    return tl.dot(a, b, input_precision="tf32x3" if tl.float32 == DTYPE else "tf32")
+
+
+@triton.jit
 def sigmoid(x):
     """1 / (1 + exp(-x)) in float32."""
     return 1.0 / (1.0 + tl.exp(-x))

@@ -23,8 +23,11 @@ PLUGINS = (  # operators that are plugins on a GPU; TensorRT has the others
     "capacity",
     "causal_conv",
     "experts",
-    "router",
     "linear_attention",
+    "linear_attention_from",
+    "low_rank_attention",
+    "rg_lru",
+    "router",
     "ssd",
 )
 SCRATCH_ALIGNMENT = 256
@@ -136,3 +139,8 @@ def power_of_2(n: int) -> int:
 def elements(spec: TensorSpec) -> int:
     """Elements of a row (token, slot or page) of an operand, or of all of a weight."""
     return math.prod(int(dim) for dim in spec.shape if not isinstance(dim, str))
+
+
+def block(size: int, most: int) -> int:
+    """Elements of a dimension in a block of a product: the power of two that holds it, but from 16 to `most`."""
+    return max(16, min(most, power_of_2(size)))

@@ -5,13 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from hybridtrt.plugins.gpu.device import dot_float32
+
 LEAF = tl.constexpr(16)
-
-
-@triton.jit
-def _in_float32(a, b, DTYPE: tl.constexpr):
-    """a b of float32 matrices: as exact as float32 where DTYPE is that, else rounded to 10 bits of mantissa."""
-    return tl.dot(a, b, input_precision="tf32x3" if tl.float32 == DTYPE else "tf32")
 
 
 @triton.jit
@@ -40,5 +36,5 @@ def unit_lower_inverse(a, N: tl.constexpr, DTYPE: tl.constexpr):
             part = row // (LEAF << level)
             below = (part % 2 == 1) & (column // (LEAF << level) == part - 1)
             c = tl.where(below, a, 0.0)
-            x -= _in_float32(_in_float32(x, c, DTYPE), x, DTYPE)
+            x -= dot_float32(dot_float32(x, c, DTYPE), x, DTYPE)
     return x

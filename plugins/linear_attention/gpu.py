@@ -15,7 +15,7 @@ import triton.language as tl
 
 from hybridtrt.plugins.call import Call
 from hybridtrt.plugins.gpu.device import dot, sigmoid
-from hybridtrt.plugins.gpu.plan import Launch, Plan, Scratch, Sizes, cdiv, power_of_2, tiles
+from hybridtrt.plugins.gpu.plan import Launch, Plan, Scratch, Sizes, block, cdiv, power_of_2, tiles
 from hybridtrt.plugins.gpu.types import triton_dtype
 from hybridtrt.plugins.linear_attention.gpu_chunk import (
     linear_attention_channel_chunk,
@@ -269,8 +269,3 @@ def linear_attention(call: Call) -> Plan:
         rows="single",
     )
     return Plan((*prepare, walk, single), scratch)
-
-
-def block(size: int, most: int) -> int:
-    """Channels of a block of a product: a power of two from 16 to `most`."""
-    return max(16, min(most, power_of_2(size)))
