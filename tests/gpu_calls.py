@@ -157,6 +157,17 @@ def capacity(count: int, top_k: int, ranked: int, overflow: str, factor: float) 
     return call("capacity", {"weights": (ranked,), "experts": (ranked,)}, {}, {}, attributes, dtype="float32")
 
 
+def selective_scan(channels: int, groups: int, size: int, **options: Any) -> Call:
+    return call(
+        "selective_scan",
+        {"x": (channels,), "dt": (channels,), "b": (groups, size), "c": (groups, size)},
+        {"A_log": (channels, size), "D": (channels,), "dt_bias": (channels,)},
+        {"state": (channels, size)},
+        {},
+        **options,
+    )
+
+
 CALLS: dict[str, Call] = {
     "conv_qwen3_next": conv(8192, 4),
     "conv_nemotron_h": conv(6144, 4),
@@ -164,6 +175,9 @@ CALLS: dict[str, Call] = {
     "conv_grouped": call(
         "causal_conv", {"x": (1280,)}, {"weight": (1280, 128, 2)}, {"state": (1280, 1)}, {}, float32=("weight",)
     ),
+    "selective_scan_falcon_mamba": selective_scan(8192, 1, 16),
+    "selective_scan_zamba": selective_scan(7424, 2, 16, dtype="float16"),
+    "selective_scan_ragged": selective_scan(300, 3, 100, dtype="float32"),
     "ssd_nemotron_h": ssd(64, 64, 8, 128),
     "ssd_falcon_h1": ssd(24, 64, 1, 256, dtype="float16"),
     "ssd_float32": ssd(128, 64, 1, 128, dtype="float32"),
@@ -229,6 +243,8 @@ BUDGETS: dict[str, Budget] = {
     "capacity_go_on": Budget(),
     "router_scores": Budget(),
     "router_sparsemixer": Budget(),
+    "selective_scan_single": Budget(),
+    "selective_scan_chunks": Budget(),
     "ssd_single": Budget(),
     "ssd_scores": Budget(matrix=True),
     "ssd_chunks": Budget(matrix=True),

@@ -28,6 +28,7 @@ PLUGINS = (  # operators that are plugins on a GPU; TensorRT has the others
     "low_rank_attention",
     "rg_lru",
     "router",
+    "selective_scan",
     "ssd",
 )
 SCRATCH_ALIGNMENT = 256
