@@ -16,3 +16,14 @@ def test_the_network_computes_the_programs_logits(variant: str) -> None:
     built = network(config, "bfloat16")
     found = evaluated(built, config.program(), config.model.vocab_size, float64_weights(variant))
     assert worst_error(found, expected(config, checkpoint(variant).tensor)) < CLOSE
+
+
+@pytest.mark.parametrize(("factor", "overflow"), [(0.5, "drop"), (0.7, "next_best"), (2.0, "drop")])
+def test_bounded_experts(factor: float, overflow: str) -> None:
+    config = config_of("qwen3_next", moe_capacity_factor=factor, moe_overflow=overflow)
+    built = network(config, "float16")
+    found = evaluated(built, config.program(), config.model.vocab_size, float64_weights("qwen3_next"))
+    wanted = expected(config, checkpoint("qwen3_next").tensor)
+    assert worst_error(found, wanted) < CLOSE
+    unbounded = expected(config_of("qwen3_next"), checkpoint("qwen3_next").tensor)
+    assert (worst_error(found, unbounded) > CLOSE) == (factor < 1)

@@ -30,6 +30,10 @@ def no_launcher(call: Call) -> Launcher:
     raise ValueError(f"{call.name} ({call.op}): this process has no kernels to run the plugin with")
 
 
+# Every clone stays: where a build fails, TensorRT-RTX 1.7 frees clones that Python has freed before.
+_clones: list[Any] = []
+
+
 class PluginMethods:
     """The methods of the plugin class; `plugin_classes` joins them with TensorRT's interfaces."""
 
@@ -48,6 +52,7 @@ class PluginMethods:
     def clone(self) -> Any:
         twin = type(self)()
         twin.describe(self.planned, self._launchers)
+        _clones.append(twin)
         return twin
 
     def attach_to_context(self, context: Any) -> Any:
@@ -61,8 +66,7 @@ class PluginMethods:
         found: dict[Dim, Any] = {}
         for operand, dims in zip(self.planned.call.operands, inputs, strict=True):
             for axis, dim in enumerate(operand.spec.shape):
-                if isinstance(dim, str) and (dim != "pages" or operand.source == "cache"):
-                    found.setdefault(dim, dims[axis])
+                found.setdefault(dim, dims[axis])
         shapes = []
         for spec in self.planned.outputs:
             exprs = self.trt.DimsExprs(len(spec.shape))

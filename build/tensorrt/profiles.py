@@ -13,7 +13,7 @@ from hybridtrt.converters.memory import MemoryPlan
 
 Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode")  # in the order of the profiles of an engine
-LARGEST_VOLUME = (1 << 31) - 1  # elements of a tensor of TensorRT
+LARGEST_VOLUME = (1 << 31) - 1  # elements of a tensor that every release of TensorRT takes
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ def dim_ranges(build: BuildConfig, pools: MemoryPlan, bindings: Bindings, phase:
     """The range of each symbol of the bindings.
 
     A decode step has at most `max_batch_size` tokens, one a row, a step with prefill up to `max_num_tokens`, all of
-    which may want logits. A step without logits asks for those of one row. Pools are usually as large as `pools` says,
-    and at most as TensorRT can address. Raises `ValueError` for pools that are larger.
+    which may want logits. A step without logits asks for those of one row. Pools are usually as large as `pools` says.
+    They may have up to 2^31 elements, or more where `pools` has more, which TensorRT-RTX 1.7 takes.
     """
     rows = build.max_batch_size
     tokens = rows if phase == "decode" else build.max_num_tokens
@@ -66,9 +66,4 @@ def shape_ranges(
 
 def _pool(bindings: Bindings, symbol: str, usual: int) -> DimRange:
     rows = [math.prod(map(int, spec.shape[1:])) for spec in bindings.caches.values() if spec.shape[0] == symbol]
-    most = min((LARGEST_VOLUME // size for size in rows), default=usual)
-    if usual > most:
-        raise ValueError(
-            f"{symbol}: a pool of {usual} holds more than the {LARGEST_VOLUME} numbers that TensorRT allows"
-        )
-    return DimRange(1, usual, most)
+    return DimRange(1, usual, max(usual, min((LARGEST_VOLUME // size for size in rows), default=usual)))
