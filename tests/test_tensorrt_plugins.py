@@ -200,9 +200,7 @@ def test_full_tensorrt_that_is_absent_or_old_is_one_line(monkeypatch: pytest.Mon
     with pytest.raises(ValueError, match=r"TensorRT 10\.9\.0\.34 is too old: 10\.14 or later is needed"):
         full()
     monkeypatch.setitem(sys.modules, "tensorrt", None)
-    with pytest.raises(
-        ValueError, match=r"needs NVIDIA TensorRT 10\.14 or later, which is not installed"
-    ) as error:
+    with pytest.raises(ValueError, match=r"needs NVIDIA TensorRT 10\.14 or later, which is not installed") as error:
         full()
     assert "\n" not in str(error.value)
     full.cache_clear()
