@@ -11,7 +11,7 @@ from gpu_calls import call
 from test_capacity import RANKED
 from test_experts import step
 
-from hybridtrt.plugins.gpu.torch_launch import launch
+from hybridtrt.plugins.gpu.torch_launch import TorchLauncher
 from hybridtrt.plugins.registry import kernel
 
 TOKENS, TOP_K = 3, 2
@@ -81,7 +81,9 @@ def test_float16_logits_and_int32_numbers() -> None:
     weights, numbers = (
         replace(result, dtype=dtype) for result, dtype in zip(declared.results, ("float32", "int32"), strict=True)
     )
-    got = launch(replace(declared, results=(weights, numbers)), {"logits": logits})
+    launcher = TorchLauncher(replace(declared, results=(weights, numbers)), {"logits": logits})
+    launcher.run()
+    got = launcher.results
     assert [x.dtype for x in got] == [torch.float32, torch.int32]
     assert torch.equal(got[1], want[1].int())
     torch.testing.assert_close(got[0].double(), want[0], rtol=1e-5, atol=1e-6)
