@@ -212,7 +212,7 @@ CALLS: dict[str, Call] = {
     "from_128": length_routed(32, 8, 128, dtype="float16"),
     "from_256": length_routed(16, 16, 256),
     "from_float32": length_routed(4, 2, 128, dtype="float32"),
-    "rg_lru_2b": rg_lru(10, 256),
+    "rg_lru_2b": rg_lru(10, 256, float32=("input_gate", "input_bias", "recurrence_gate", "recurrence_bias")),
     "rg_lru_9b": rg_lru(16, 256, dtype="float16"),
     "rg_lru_float32": rg_lru(3, 40, dtype="float32"),
     "low_rank_64": low_rank(16, 4, 64, 64),

@@ -117,6 +117,19 @@ def test_sizes(operands: Any) -> None:
     compare(operands(), [18, 1, 1])
 
 
+def test_gates_of_rg_lru_in_float32() -> None:
+    """Weights that are wider than the activations are not rounded to them."""
+    torch.manual_seed(6)
+    operands = rg_lru(5)
+    operands.inputs[0] = operands.inputs[0].half()
+    step, state = rows([4, 1], [1, 2]), operands.pools["state"]
+    doubles = {name: weight.double() for name, weight in operands.weights.items()}
+    exact = state.double()
+    kernel("rg_lru", "reference")(step, operands.inputs[0].double(), **doubles, state=exact)
+    kernel("rg_lru", "gpu")(step, operands.inputs[0], **operands.weights, state=state)
+    torch.testing.assert_close(state.double(), exact, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("decay", [-30.0, -12.0, 0.0, 40.0])
 def test_rg_lru_of_any_decay(decay: float) -> None:
     """From a state that hardly fades, to which hardly anything is added, to one that is gone after a token."""

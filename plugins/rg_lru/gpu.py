@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from hybridtrt.plugins.call import Call
-from hybridtrt.plugins.gpu.device import dot, sigmoid, softplus
+from hybridtrt.plugins.gpu.device import dot, dot_float32, sigmoid, softplus
 from hybridtrt.plugins.gpu.plan import Launch, Plan, Scratch, block, cdiv, power_of_2
 from hybridtrt.plugins.gpu.types import triton_dtype
 from hybridtrt.plugins.rg_lru.reference import SHARPNESS
@@ -27,9 +27,12 @@ def _one_minus_exp(y):
 def rg_lru_gates(
     x, input_gate, input_bias, recurrence_gate, recurrence_bias, decay, positions, T, a, added,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, SHARPNESS: tl.constexpr,
-    BT: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, DOT: tl.constexpr,
+    BT: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, DOT: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """a_t and what token t adds to the state, [T, channels] both: BT tokens and BO channels of a head."""
+    """a_t and what token t adds to the state, [T, channels] both: BT tokens and BO channels of a head.
+
+    WIDE: weights in float32 are not rounded to the 16 bits of x.
+    """
     token = tl.program_id(0) * BT + tl.arange(0, BT)
     head = tl.program_id(1)
     output = tl.program_id(2) * BO + tl.arange(0, BO)
@@ -42,8 +45,14 @@ def rg_lru_gates(
         part = tl.load(x + at + inner[None, :], mask=tokens, other=0.0)
         at_weight = (head * WIDTH + inner[:, None]) * WIDTH + output[None, :]
         inside = (inner < WIDTH)[:, None] & (output < WIDTH)[None, :]
-        of_input = dot(part, tl.load(input_gate + at_weight, mask=inside, other=0.0), of_input, DOT)
-        of_recurrence = dot(part, tl.load(recurrence_gate + at_weight, mask=inside, other=0.0), of_recurrence, DOT)
+        to_input = tl.load(input_gate + at_weight, mask=inside, other=0.0)
+        to_recurrence = tl.load(recurrence_gate + at_weight, mask=inside, other=0.0)
+        if WIDE:
+            of_input += dot_float32(part.to(tl.float32), to_input.to(tl.float32), DOT)
+            of_recurrence += dot_float32(part.to(tl.float32), to_recurrence.to(tl.float32), DOT)
+        else:
+            of_input = dot(part, to_input, of_input, DOT)
+            of_recurrence = dot(part, to_recurrence, of_recurrence, DOT)
     channel = head * WIDTH + output
     there = output < WIDTH
     of_input += tl.load(input_bias + channel, mask=there, other=0.0).to(tl.float32)[None, :]
@@ -129,6 +138,7 @@ def rg_lru(call: Call) -> Plan:
             "BO": bo,
             "BI": block(width, 32 if dtype == "float32" else 64),
             "DOT": triton_dtype(dtype),
+            "WIDE": call.operand("input_gate").dtype == "float32",
         },
     )
     bw = min(32, power_of_2(C))
