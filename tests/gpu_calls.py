@@ -134,6 +134,20 @@ def low_rank(heads: int, kv_heads: int, dim: int, rank: int, **options: Any) -> 
     )
 
 
+def attention(heads: int, kv_heads: int, head_dim: int, sinks: bool = False, **options: Any) -> Call:
+    """`attention`, or `attention_below` where there is a limit."""
+    names = ("limit",) if "limit" in options else ("window", "softcap")
+    attributes = {name: options.pop(name, None) for name in names}
+    return call(
+        "attention_below" if "limit" in attributes else "attention",
+        {"q": (heads, head_dim), "k": (kv_heads, head_dim), "v": (kv_heads, head_dim)},
+        {"sinks": (heads,)} if sinks else {},
+        {"kv": (2, kv_heads, head_dim)},
+        {"group": "g", "scale": head_dim**-0.5, **attributes},
+        **options,
+    )
+
+
 def experts(
     count: int, top_k: int, hidden: int, inner: int, activation: str = "silu", gated: bool = True, bias: bool = False,
     clamp: float | None = None, **options: Any,
@@ -164,6 +178,17 @@ def selective_scan(channels: int, groups: int, size: int, **options: Any) -> Cal
         {"A_log": (channels, size), "D": (channels,), "dt_bias": (channels,)},
         {"state": (channels, size)},
         {},
+        **options,
+    )
+
+
+def mla(heads: int, nope: int, rope: int, rank: int, v_dim: int, **options: Any) -> Call:
+    return call(
+        "mla",
+        {"q_nope": (heads, nope), "q_rope": (heads, rope), "latent": (rank,), "k_rope": (1, rope)},
+        {"up": (heads * (nope + v_dim), rank)},
+        {"kv": (rank + rope,)},
+        {"group": "g", "scale": (nope + rope) ** -0.5},
         **options,
     )
 
@@ -219,6 +244,24 @@ CALLS: dict[str, Call] = {
     "low_rank_128": low_rank(32, 8, 128, 128, dtype="float16"),
     "low_rank_256": low_rank(16, 16, 96, 256),
     "low_rank_float32": low_rank(4, 2, 64, 128, dtype="float32"),
+    "attention_qwen3_next": attention(16, 2, 256),
+    "attention_gpt_oss": attention(64, 8, 64, sinks=True),
+    "attention_gpt_oss_window": attention(64, 8, 64, sinks=True, window=128),
+    "attention_gemma2": attention(16, 8, 256, window=4096, softcap=50.0, dtype="float16"),
+    "attention_llama": attention(32, 8, 128),
+    "attention_heads_of_96": attention(32, 32, 96),
+    "attention_heads_of_80": attention(32, 1, 80, dtype="float16"),
+    "attention_below": attention(32, 8, 128, limit=4096),
+    "attention_below_float32": attention(8, 8, 64, limit=256, dtype="float32"),
+    "attention_below_float32_wide": attention(8, 2, 128, limit=256, dtype="float32"),
+    "attention_below_wide": attention(16, 2, 256, limit=2048, dtype="float16"),
+    "mla_deepseek_v3": mla(128, 128, 64, 512, 128),
+    "mla_kimi_linear": mla(32, 128, 64, 512, 128, dtype="float16"),
+    "mla_deepseek_v2_lite": mla(16, 128, 64, 512, 128),
+    "mla_float32": mla(40, 64, 32, 256, 64, dtype="float32"),
+    "mla_float32_wide": mla(16, 128, 64, 512, 128, dtype="float32"),
+    "attention_float32": attention(28, 4, 128, dtype="float32"),
+    "attention_float32_wide": attention(16, 2, 256, dtype="float32"),
 }
 
 BUDGETS: dict[str, Budget] = {
@@ -263,4 +306,15 @@ BUDGETS: dict[str, Budget] = {
     "low_rank_values_walk": Budget(stack=16, float32_stack=768, matrix=True),  # a third block for 16 bytes on sm_80
     "low_rank_scores_single": Budget(),
     "low_rank_values_single": Budget(),
+    "attention_store": Budget(),
+    "attention_tile": Budget(matrix=True),
+    "attention_single": Budget(matrix=True),
+    "attention_part": Budget(matrix=True),
+    "attention_combine": Budget(),
+    "mla_store": Budget(),
+    "mla_absorb": Budget(matrix=True),
+    "mla_tile": Budget(matrix=True),
+    "mla_part": Budget(matrix=True),
+    "mla_combine": Budget(),
+    "mla_values": Budget(matrix=True),
 }

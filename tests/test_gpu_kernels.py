@@ -8,11 +8,20 @@ import torch
 from steps import cut, place
 from test_ops import PAGE, STATEFUL, run
 
+from hybridtrt.plugins.attention import gpu as attention_gpu
 from hybridtrt.plugins.gpu.plan import PLUGINS
+from hybridtrt.plugins.mla import gpu as mla_gpu
 
 CASES = [name for name, case in STATEFUL.items() if case[0] in PLUGINS]
 CHUNK = 16
 WIDTH = 4
+
+
+@pytest.fixture(autouse=True)
+def _few_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes long for programs without keys, too."""
+    for module in (attention_gpu, mla_gpu):
+        monkeypatch.setattr(module, "PARTS", 2)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -57,6 +57,14 @@ def silu(x):
 
 
 @triton.jit
+def tanh(x):
+    """(1 - exp(-2 |x|)) / (1 + exp(-2 |x|)), with the sign of x."""
+    e = tl.exp(-2.0 * tl.abs(x))
+    y = (1.0 - e) / (1.0 + e)
+    return tl.where(x < 0.0, -y, y)
+
+
+@triton.jit
 def softplus(x):
     """log(1 + exp(x)), without overflow, and exact where exp(x) is small: what 1 + e rounds away is scaled out."""
     e = tl.exp(-tl.abs(x))

@@ -20,12 +20,15 @@ from hybridtrt.plugins.registry import room_of
 from hybridtrt.plugins.spec import TensorSpec
 
 PLUGINS = (  # operators that are plugins on a GPU; TensorRT has the others
+    "attention",
+    "attention_below",
     "capacity",
     "causal_conv",
     "experts",
     "linear_attention",
     "linear_attention_from",
     "low_rank_attention",
+    "mla",
     "rg_lru",
     "router",
     "selective_scan",

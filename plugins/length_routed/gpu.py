@@ -1,5 +1,6 @@
-"""Linear attention from a position on: numerators and normalisers as one recurrence over head_dim + 1 value channels,
-the last of which is one, into scratch; then a division for the tokens that are routed here.
+"""Attention below a position by the launches of `attention`, and linear attention from it on: numerators and normalisers
+as one recurrence over head_dim + 1 value channels, the last of which is one, into scratch; then a division for the
+tokens that are routed there.
 
 Programs are rows, KV heads and blocks of value channels. Rows of one token apart; longer ones in chunks.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from hybridtrt.plugins.attention.gpu import attention_launches
 from hybridtrt.plugins.call import Call
 from hybridtrt.plugins.gpu.plan import Launch, Plan, Scratch, block, cdiv, power_of_2
 from hybridtrt.plugins.gpu.recurrence import read_chunk, write_chunk
@@ -150,3 +152,8 @@ def linear_attention_from(call: Call) -> Plan:
         {"H": heads, "D": D, "LIMIT": int(call.attributes["limit"]), "BT": bt, "BD": power_of_2(D)},
     )
     return Plan((walk, single, divide), {"sums": Scratch(lambda s: (s.T, heads, D + 1))})
+
+
+def attention_below(call: Call) -> Plan:
+    """Head sizes up to 256, any numbers of heads, pages of any size."""
+    return attention_launches(call, int(call.attributes["limit"]))
