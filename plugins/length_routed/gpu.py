@@ -1,6 +1,6 @@
-"""Attention below a position by the launches of `attention`, and linear attention from it on: numerators and normalisers
-as one recurrence over head_dim + 1 value channels, the last of which is one, into scratch; then a division for the
-tokens that are routed there.
+"""Attention below a position by the launches of `attention`, and linear attention from it on: numerators and
+normalisers as one recurrence over head_dim + 1 value channels, the last of which is one, into scratch; then a division
+for the tokens that are routed there.
 
 Programs are rows, KV heads and blocks of value channels. Rows of one token apart; longer ones in chunks.
 """
