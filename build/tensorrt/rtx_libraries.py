@@ -7,8 +7,10 @@ imported, by links in a folder of ours that has both names; the loader knows the
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import importlib.util
+import shutil
 import sys
 import tempfile
 from functools import cache
@@ -23,10 +25,13 @@ _LIBRARIES = ("libtensorrt_rtx.so", "libtensorrt_onnxparser_rtx.so")
 def tensorrt_rtx() -> Any:
     """The module of TensorRT-RTX.
 
-    Raises `ValueError` where it is not installed, or was imported before and its parser cannot be used.
+    Raises `ValueError` where it is not installed, and where another imported it: its parser would end the process.
     """
-    if PACKAGE not in sys.modules:
-        _load()
+    if PACKAGE in sys.modules:
+        raise ValueError(
+            f"{PACKAGE} was imported before its libraries were loaded in a way that its parser can be used"
+        )
+    _load()
     try:
         return importlib.import_module(PACKAGE)
     except ImportError as error:
@@ -39,8 +44,8 @@ def _load() -> None:
     if found is None or found.origin is None:
         return
     shipped = {path.name: path for path in Path(found.origin).parent.glob("*.so.*")}
-    # The links are needed for as long as the process lives, and a name once opened stays known.
     links = Path(tempfile.mkdtemp(prefix="hybridtrt-rtx-"))
+    atexit.register(shutil.rmtree, links, ignore_errors=True)  # the parser opens them later, when it is first used
     for name, path in shipped.items():
         for link in (name, name.partition(".so")[0] + ".so"):
             (links / link).symlink_to(path)
