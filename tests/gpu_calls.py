@@ -112,7 +112,7 @@ def length_routed(heads: int, kv_heads: int, dim: int, **options: Any) -> Call:
         {"y": (heads, dim), "q": (heads, dim), "k": (kv_heads, dim), "v": (kv_heads, dim)},
         {},
         {"state": (kv_heads, dim, dim + 1)},
-        {"limit": 1024},
+        {"limit": 64},  # both sides of it are met
         **options,
     )
 

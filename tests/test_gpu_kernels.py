@@ -7,6 +7,7 @@ import pytest
 import torch
 from steps import cut, place
 from test_ops import PAGE, STATEFUL, run
+from test_ops import test_rows_read_one_slot_and_write_another as rows_read_one_slot_and_write_another
 
 from hybridtrt.plugins.attention import gpu as attention_gpu
 from hybridtrt.plugins.gpu.plan import PLUGINS
@@ -51,3 +52,9 @@ def test_any_cut_equals_the_definition(name: str, lengths: list[int], chunk: int
         torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
     for key, pool in want_pools.items():
         torch.testing.assert_close(got_pools[key].double(), pool, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "kv" not in STATEFUL[name][3]])
+def test_rows_read_one_slot_and_write_another(name: str) -> None:
+    """Two rows read one slot, beside a row of padding."""
+    rows_read_one_slot_and_write_another.hypothesis.inner_test(name, "gpu", [1, 3, CHUNK + 1, 1], [4, 2, 2, 5], 0)
