@@ -24,10 +24,9 @@ SIZES = range(1, 257)
 @triton.jit
 def _softmax(scores, valid):
     """Over the last axis; 0 where not valid."""
-    axis: tl.constexpr = len(scores.shape) - 1
     scores = tl.where(valid, scores, -float("inf"))
-    p = tl.where(valid, tl.exp(scores - tl.max(scores, axis=axis, keep_dims=True)), 0.0)
-    return p / tl.maximum(tl.sum(p, axis=axis, keep_dims=True), 1e-30)
+    p = tl.exp(scores - tl.max(scores, axis=len(scores.shape) - 1, keep_dims=True))
+    return p / tl.sum(p, axis=len(scores.shape) - 1, keep_dims=True)
 
 
 @triton.jit
