@@ -72,3 +72,11 @@ def test_numbers_may_be_int32_and_there_may_be_no_pages() -> None:
     np.testing.assert_array_equal(weights.numpy(), expected[0])
     np.testing.assert_array_equal(numbers.numpy(), expected[1])
     assert (load.tolist(), overflow.tolist()) == ([2, 1], [1, 0])
+
+
+def test_what_a_product_exceeds_a_whole_number_by_does_not_count() -> None:
+    """1.1 * 50 / 5 is 11.000000000000002 in float64."""
+    order = torch.tensor([[0, 1]] * 50)
+    case = Case(((50, True),), torch.rand(50, 2), order, 1, 5, 1.1, "drop", False)
+    assert case.factor * 50 / 5 > 11
+    assert OnePageGroup(**case.__dict__).run("gpu")[2].tolist() == [11, 0, 0, 0, 0]

@@ -62,6 +62,20 @@ def test_groups_of_equals_and_groups_that_are_refused() -> None:
     assert best.tolist() == [[4, 5], [4, 5], [4, 5]]
 
 
+def test_logits_that_differ_where_their_probabilities_do_not() -> None:
+    logits = torch.tensor([[0.0, -300.0, -200.0, -250.0]])
+    weights, numbers = route("gpu", logits, {"top_k": 3, "scoring": "softmax"})
+    assert numbers.tolist() == [[0, 2, 3]]
+    assert weights.tolist() == [[1.0, 0.0, 0.0]]
+
+
+def test_a_group_whose_merit_is_no_number_is_the_best() -> None:
+    bias = torch.tensor([0.0, 0.0, torch.inf, -torch.inf])
+    attributes = {"top_k": 1, "scoring": "sigmoid", "num_groups": 2, "top_groups": 1}
+    _, numbers = route("gpu", torch.zeros(1, 4), attributes, bias)
+    assert numbers.tolist() == [[2]]
+
+
 @pytest.mark.parametrize("ranked", [3, 30])
 def test_infinite_logits_and_such_that_are_not_numbers(ranked: int) -> None:
     """NaN counts as the largest; each expert is ranked once."""
