@@ -32,7 +32,7 @@ class Rows:
 def operands(call: Call, rows: Rows, device: str, seed: int) -> dict[str, Tensor | None]:
     """Tensors of all operands by name. States and pages hold what a sequence may have left there; slot 0 and page 0,
     which belong to padding, are not a number."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     page_size = next((int(one.spec.shape[1]) for one in call.of("cache") if one.spec.shape[0] == "pages"), 1)
     ends = [n + context for n, context in zip(rows.lengths, rows.contexts, strict=True)]
     width = max(-(-end // page_size) for end in ends)
@@ -45,7 +45,7 @@ def operands(call: Call, rows: Rows, device: str, seed: int) -> dict[str, Tensor
         return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape)
 
     def random(spec: TensorSpec, scale: float = 1.0) -> Tensor:
-        return torch.randn(shape(spec), generator=generator).mul_(scale).to(TORCH_DTYPES[spec.dtype])
+        return torch.randn(shape(spec), generator=generator, device=device).mul_(scale).to(TORCH_DTYPES[spec.dtype])
 
     step = _step(rows, ends, width, generator)
     found: dict[str, Tensor | None] = {}
@@ -59,7 +59,7 @@ def operands(call: Call, rows: Rows, device: str, seed: int) -> dict[str, Tensor
         elif spec.dtype in ("int32", "int64"):
             tensor = _experts(call, shape(spec), generator).to(TORCH_DTYPES[spec.dtype])
         elif operand.name == "A_log":
-            tensor = torch.rand(shape(spec), generator=generator).mul_(2.0)
+            tensor = torch.rand(shape(spec), generator=generator, device=device).mul_(2.0)
         elif operand.source == "weight" and len(spec.shape) > 1:
             tensor = random(spec, 1 / math.sqrt(int(spec.shape[-1])))
         else:
@@ -72,21 +72,28 @@ def _step(rows: Rows, ends: Sequence[int], width: int, generator: torch.Generato
     """Arrays of the step contract: slots and pages in random order."""
     count = len(ends)
     lengths = torch.tensor(rows.lengths)
-    slots = torch.randperm(count, generator=generator) + 1
+
+    def shuffled(n: int) -> Tensor:
+        return torch.randperm(n, generator=generator, device=generator.device) + 1
+
+    slots = shuffled(count)
     return {
         "cu_seqlens": torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
         "context_lens": torch.tensor(rows.contexts),
         "positions": torch.cat([torch.arange(end - n, end) for n, end in zip(rows.lengths, ends, strict=True)]),
         "state_src": slots,
         "state_dst": slots,
-        "block_tables": torch.randperm(count * width, generator=generator).reshape(count, width) + 1,
+        "block_tables": torch.randperm(count * width, generator=generator, device=generator.device).reshape(
+            count, width
+        )
+        + 1,
     }
 
 
 def _experts(call: Call, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Different experts for each token."""
     count = call.attributes.get("num_experts") or int(call.operand("up").shape[0])
-    return torch.rand(shape[0], count, generator=generator).argsort(1)[:, : shape[1]]
+    return torch.rand(shape[0], count, generator=generator, device=generator.device).argsort(1)[:, : shape[1]]
 
 
 def moved_bytes(call: Call, rows: Rows) -> int:

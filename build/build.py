@@ -48,13 +48,13 @@ def build(
     progress: Progress = lambda done, total: None,
     tune: Callable[[EngineConfig, Path], Tuned | None] | None = None,
     stages: Callable[[str, int, int], None] = lambda what, done, total: None,
-    kernel_cache: Path | None = None,
+    gpu_cache: Path | None = None,
 ) -> EngineConfig:
     """Write the engine of a checkpoint to `out_dir` and return its config.
 
     `progress` is called with the bytes written and the bytes in all, `tune` (a `Tuner`) afterwards with the config and
-    the file of weights. For a GPU, `stages` gets what is being done, the steps done and all; compiled kernels are kept
-    in `kernel_cache`. Raises `ValueError` for a checkpoint or limits that do not fit.
+    the file of weights. For a GPU, `stages` gets what is being done, the steps done and all; compiled kernels and
+    timings are kept in `gpu_cache`. Raises `ValueError` for a checkpoint or limits that do not fit.
     """
     checkpoint_dir, out_dir = Path(checkpoint_dir), Path(out_dir).absolute()
     checkpoint = load_checkpoint(checkpoint_dir)
@@ -80,7 +80,7 @@ def build(
         else:
             from hybridtrt.build.tensorrt.target import write_engine  # here: TensorRT is not needed elsewhere
 
-            config = replace(config, tensorrt=write_engine(folder, config, checkpoint, stages, kernel_cache))
+            config = replace(config, tensorrt=write_engine(folder, config, checkpoint, stages, gpu_cache))
         text = json.dumps(config.to_dict(), indent=2, allow_nan=False)
         (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
         if tokenizer is not None:

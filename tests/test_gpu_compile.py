@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gpu_calls import BUDGETS, CALLS, Budget
 
-from hybridtrt.plugins.gpu.compile import SHARED_MEMORY, Compiled, compile_calls
+from hybridtrt.plugins.gpu.compile import SHARED_MEMORY, TENSOR_MEMORY, Compiled, compile_calls
 from hybridtrt.plugins.gpu.plan import PLUGINS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,6 +25,8 @@ def faults(compiled: Compiled, budget: Budget, sixteen_bits: bool) -> list[str]:
         found.append(f"{compiled.stack_bytes} bytes of stack, {stack} allowed")
     if compiled.shared_bytes > SHARED_MEMORY[compiled.compute_capability] * 1024:
         found.append(f"{compiled.shared_bytes} bytes of shared memory")
+    if compiled.tensor_memory > TENSOR_MEMORY:
+        found.append(f"{compiled.tensor_memory} columns of tensor memory")
     if budget.matrix and sixteen_bits and not compiled.matrix_instructions:
         found.append("no matrix instruction")
     return found
@@ -52,5 +54,5 @@ def test_the_gate_can_fail(tmp_path: Path) -> None:
     """A kernel that spills, traps, asks for too much or has lost its tensor cores does not pass."""
     kernel = compile_calls([CALLS["conv_float32"]], [86], tmp_path, workers=1)[0][0]
     assert faults(kernel, Budget(), True) == []
-    worse = replace(kernel, traps=True, stack_bytes=8, shared_bytes=100 * 1024)
-    assert len(faults(worse, Budget(matrix=True), True)) == 4
+    worse = replace(kernel, traps=True, stack_bytes=8, shared_bytes=100 * 1024, tensor_memory=1024)
+    assert len(faults(worse, Budget(matrix=True), True)) == 5

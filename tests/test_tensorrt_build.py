@@ -27,7 +27,7 @@ GPU = {"target": "tensorrt-rtx", "activations": "bfloat16", "kv_cache_dtype": "b
 
 def build_gpu(folder: Path, **options: Any) -> EngineConfig:
     limits = replace(LIMITS, **{**GPU, **options})
-    return build(checkpoint(FAMILY).path, folder, limits, kernel_cache=ROOT / ".cache/gpu")
+    return build(checkpoint(FAMILY).path, folder, limits, gpu_cache=ROOT / ".cache/gpu")
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from hybridtrt.plugins.gpu.kernel_folder import write_kernels
 from hybridtrt.plugins.gpu.plan import Sizes, plan
 
 KERNELS = "kernels"
+TIMINGS = "tensorrt-timings"  # TensorRT-RTX has none: it chooses its kernels where it runs
 Stages = Callable[[str, int, int], None]  # what is being done, steps done, steps
 
 
@@ -56,10 +57,9 @@ def write_engine(
     config: EngineConfig,
     checkpoint: Checkpoint,
     stages: Stages = lambda what, done, total: None,
-    kernel_cache: Path | None = None,
-    timing_cache: Path | None = None,
+    cache: Path | None = None,
 ) -> TensorRTInfo:
-    """Build for the GPUs that `config` names, and write to `folder`.
+    """Build for the GPUs that `config` names, and write to `folder`. `cache` keeps compiled kernels and timings.
 
     Raises `ValueError` where that TensorRT is not installed, for sizes that no kernel supports and where TensorRT does
     not build the network.
@@ -73,11 +73,9 @@ def write_engine(
         limits=config.build,
         pools=config.memory(),
         compute_capabilities=config.build.compute_capabilities,
-        timing_cache=timing_cache,
+        timing_cache=None if cache is None or config.build.target == "tensorrt-rtx" else cache / TIMINGS,
     )
-    write_kernels(
-        folder / KERNELS, calls, capabilities, kernel_cache, lambda done, total: stages("kernels", done, total)
-    )
+    write_kernels(folder / KERNELS, calls, capabilities, cache, lambda done, total: stages("kernels", done, total))
     bindings = EngineBuilder(chosen).build(request, folder / ENGINE_FILE, stages)
     checksums = None
     if config.build.weights_as_inputs:

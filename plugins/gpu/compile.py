@@ -24,6 +24,7 @@ from hybridtrt.plugins.gpu.plan import Launch, Plan, plan
 
 COMPUTE_CAPABILITIES = (80, 86, 89, 90, 100, 120)
 SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB a block may have
+TENSOR_MEMORY = 512  # columns a block may have
 MATRIX_INSTRUCTIONS = ("wgmma", "tcgen05.mma", "mma.sync")
 ALIGNMENT = 16  # bytes, of every pointer that a kernel gets
 
@@ -41,6 +42,7 @@ class Compiled:
     shared_bytes: int  # asked for at launch
     registers: int
     stack_bytes: int  # local memory of a thread, where spilled registers go
+    tensor_memory: int  # columns, of GPUs that have it
     matrix_instructions: tuple[str, ...]  # of MATRIX_INSTRUCTIONS
     traps: bool
     ptx: str
@@ -142,6 +144,7 @@ def _compile(call: Call, planned: Plan, launch: Launch, capability: int, cache: 
         shared_bytes=made.metadata.shared,
         registers=registers,
         stack_bytes=stack,
+        tensor_memory=getattr(made.metadata, "tmem_size", None) or 0,
         matrix_instructions=tuple(name for name in MATRIX_INSTRUCTIONS if name in ptx),
         traps="trap;" in ptx,
         ptx=ptx,

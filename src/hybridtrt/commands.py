@@ -89,11 +89,9 @@ def build(args: argparse.Namespace) -> int:
     if limits.state_dtype == "float16":
         print("warning: states in float16 overflow beyond 65504; bfloat16 takes as little memory", file=sys.stderr)
     tuner = _tuner(args) if args.tune and limits.target == CPU else None
-    stages, kernels = step_progress("build"), default_cache_file()
+    stages, cache = step_progress("build"), default_cache_file()
     with byte_progress("build") as progress:
-        config = build(
-            args.checkpoint, args.output, limits, progress, tuner, stages, kernels and kernels.with_name("kernels")
-        )
+        config = build(args.checkpoint, args.output, limits, progress, tuner, stages, cache and cache.with_name("gpu"))
     if args.json:
         _print_json(asdict(config.build))
     else:
