@@ -577,7 +577,7 @@ def test_serve_passes_its_options_on(command: Run, monkeypatch: pytest.MonkeyPat
         ("build model -o out", "is not a checkpoint of hybridtrt"),
         ("build checkpoint -o checkpoint", "holds the checkpoint itself"),
         ("build checkpoint -o full", "exists and was not written by hybridtrt"),
-        ("build checkpoint -o out --target tensorrt", "target 'tensorrt' is not known; known: cpu"),
+        ("build checkpoint -o out --target gpu", "target 'gpu' is not known; known: cpu, tensorrt, tensorrt-rtx"),
         ("build checkpoint -o out --max-batch-size 0", "max_batch_size=0 is not in 1..4096"),
         ("build checkpoint -o out --max-num-tokens -1", "max_num_tokens=-1 is not in 1.."),
         ("build checkpoint -o out --tokens-per-block 5000", "tokens_per_block=5000 is not in 1..4096"),
