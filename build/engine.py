@@ -77,7 +77,7 @@ class BuildConfig:
         if self.kv_cache_dtype not in DTYPES:
             raise ValueError(f"kv_cache_dtype={self.kv_cache_dtype!r} is not one of {', '.join(DTYPES)}")
         check_weights(self.target, self.weights, self.activations)
-        object.__setattr__(self, "compute_capabilities", tuple(self.compute_capabilities))
+        object.__setattr__(self, "compute_capabilities", _without_repetition(self.compute_capabilities))
         check_gpu_options(
             self.target, self.activations, self.compute_capabilities, self.weights, self.weights_as_inputs
         )
@@ -217,6 +217,12 @@ class EngineConfig:
             )
         except (OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
+
+
+def _without_repetition(capabilities: Any) -> tuple[int, ...]:
+    if not isinstance(capabilities, list | tuple) or not all(type(number) is int for number in capabilities):
+        raise ValueError(f"compute_capabilities={capabilities!r} is not a list of whole numbers")
+    return tuple(dict.fromkeys(capabilities))
 
 
 def _listed(value: Any) -> str:

@@ -76,6 +76,11 @@ class HostDevice:
     def fill(self, target: int, byte: int, size: int) -> None:
         self._do("fill", lambda: self.at(target, size).fill(byte))
 
+    @property
+    def capturing(self) -> bool:
+        """Whether what goes into the stream is captured."""
+        return self._capturing is not None
+
     def execute(self, work: Callable[[], None]) -> None:
         """Put a run of an engine into the stream."""
         self._do("execute", work)
@@ -116,11 +121,15 @@ class HostDevice:
 
 @dataclass
 class HostContext:
-    """One profile of `HostEngine`. A run takes the addresses and shapes bound when it went into the stream."""
+    """One profile of `HostEngine`. A run takes the addresses and shapes bound when it went into the stream.
+
+    Only what ran before in the same shapes can be captured: TensorRT adapts to new ones in a way that capture forbids.
+    """
 
     engine: HostEngine
     profile: int
     bound: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    ran: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
 
     def bind(self, name: str, address: int, shape: Sequence[int]) -> None:
         assert name in self.engine.names, f"the engine has no {name}"
@@ -131,6 +140,8 @@ class HostContext:
         assert stream == STREAM
         assert self.bound.keys() == self.engine.names
         bound = dict(self.bound)
+        assert not self.engine.device.capturing or bound == self.ran, "a capture in shapes that did not run just before"
+        self.ran = bound
         self.engine.runs.append((self.profile, {name: shape for name, (_, shape) in bound.items()}))
         self.engine.device.execute(lambda: self.engine.run(bound, self.profile))
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gpu_calls import BUDGETS, CALLS, Budget
 
+from hybridtrt.plugins.gpu import compile as compiling
 from hybridtrt.plugins.gpu.compile import SHARED_MEMORY, TENSOR_MEMORY, Compiled, compile_calls
-from hybridtrt.plugins.gpu.plan import PLUGINS
+from hybridtrt.plugins.gpu.plan import PLUGINS, plan
 
 ROOT = Path(__file__).resolve().parent.parent
 CAPABILITIES = (80, 90, 100, 120)
@@ -56,3 +62,41 @@ def test_the_gate_can_fail(tmp_path: Path) -> None:
     assert faults(kernel, Budget(), True) == []
     worse = replace(kernel, traps=True, stack_bytes=8, shared_bytes=100 * 1024, tensor_memory=1024)
     assert len(faults(worse, Budget(matrix=True), True)) == 5
+
+
+def test_all_who_may_read_the_folder_may_read_the_kernels(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        compile_calls([CALLS["conv_float32"]], [86], tmp_path, workers=1)
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.name for path in files} == {"kernel.cubin", "kernel.ptx", "kernel.json"}
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o644}
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "cache").write_text("a file")
+    (kernels,) = compile_calls([CALLS["conv_float32"]], [86], tmp_path / "cache", workers=1)
+    assert [len(kernel.cubin) > 0 for kernel in kernels] == [True] * len(plan(CALLS["conv_float32"]).launches)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}/cache: compiled kernels are not kept there: File exists"
+    ]
+
+
+def end_the_process(*arguments: Any) -> None:
+    os._exit(1)
+
+
+def test_a_killed_compiler_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_compile_call", end_the_process)
+    with pytest.raises(ValueError, match="a process that compiles kernels was killed"):
+        compile_calls([CALLS["conv_float32"]] * 2, [86], workers=1)
+
+
+def test_processes_of_the_compiler_do_not_hear_ctrl_c() -> None:
+    show = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, set()))"
+    with compiling._ctrl_c_blocked():
+        shown = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True)
+    assert shown.stdout == "True\n"
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, set())

@@ -225,7 +225,7 @@ def test_kernels_of_an_engine_come_back_from_their_folder(tmp_path: Path) -> Non
         folder.launcher(CALLS["conv_qwen3_next"])
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"compute_capabilities": [80], "calls": {"a": {}}}', "[]"])
+@pytest.mark.parametrize("text", ["", "{}", '{"compute_capabilities": [80], "calls": {"a": {}}}', "[]", "[" * 100_000])
 def test_a_damaged_folder_of_kernels(text: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ValueError, match=r"manifest\.json is damaged"):

@@ -13,8 +13,9 @@ from networks import LIMITS, checkpoint, config_of
 from test_gpu_plugins import RecordingDriver
 
 from hybridtrt.build.build import build, default_build_config
-from hybridtrt.build.engine import EngineConfig, read_engine_config
+from hybridtrt.build.engine import BuildConfig, EngineConfig, read_engine_config
 from hybridtrt.build.inspect import inspect
+from hybridtrt.build.tensorrt.info import TensorRTInfo
 from hybridtrt.build.tensorrt.target import checksum, plugin_calls
 from hybridtrt.plugins.gpu.kernel_folder import KernelFolder
 from hybridtrt.plugins.gpu.plan import Sizes, plan
@@ -129,3 +130,19 @@ def test_defaults_of_a_gpu_target() -> None:
 def test_without_a_gpu_it_is_not_run(engine: Path) -> None:
     with pytest.raises(ValueError, match="needs an NVIDIA GPU, and CUDA finds none here"):
         load_runner(engine)
+
+
+def test_a_gpu_named_twice_has_its_kernels_once() -> None:
+    assert BuildConfig(**GPU | {"compute_capabilities": (89, 80, 89)}).compute_capabilities == (89, 80)
+
+
+@pytest.mark.parametrize("damaged", [None, [], 3, {}, {"module": "a", "version": "1", "cache_outputs": 3}, {"more": 1}])
+def test_a_damaged_description_is_one_clear_line(damaged: Any) -> None:
+    with pytest.raises(ValueError, match=r'damaged .*"tensorrt".*build the engine again'):
+        TensorRTInfo.from_dict(damaged)
+
+
+@pytest.mark.parametrize("damaged", [89, "89", [[89]], ["89"], None])
+def test_capabilities_that_are_no_list_of_numbers_are_named(damaged: Any) -> None:
+    with pytest.raises(ValueError, match=r"compute_capabilities=.* is not a list of whole numbers"):
+        BuildConfig(**GPU | {"compute_capabilities": damaged})

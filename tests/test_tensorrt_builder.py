@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,3 +118,28 @@ def test_pools_may_be_larger_than_2_to_the_31() -> None:
     bindings = builder().network(config.program(), lowering(config, "bfloat16")).bindings
     span = dim_ranges(config.build, config.memory(), bindings, "decode")["pages.full_attention"]
     assert span.usual == span.most == 1 + 64 * 1024
+
+
+def test_ctrl_c_ends_a_build(tmp_path: Path) -> None:
+    """TensorRT swallows exceptions of its callbacks; the build would go on."""
+    seen: list[str] = []
+
+    def progress(what: str, done: int, steps: int) -> None:
+        seen.append(what)
+        if done == 0:
+            signal.raise_signal(signal.SIGINT)
+
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        builder().build(request(config_of("qwen3_next")), tmp_path / "engine", progress)
+    assert seen
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_engines_can_be_captured() -> None:
+    """TensorRT-RTX allows CUDA graphs where all memory of an engine is given to it."""
+    asked = request(config_of("qwen3_next"))
+    made = builder()
+    built = made.network(asked.program, asked.lowering)
+    config = made._config(asked, built.bindings, lambda *step: None, lambda: False)
+    assert config.get_flag(made.backend.trt.BuilderFlag.REQUIRE_USER_ALLOCATION)

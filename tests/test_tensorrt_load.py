@@ -13,10 +13,11 @@ import torch
 from host_device import HostDevice
 from networks import checkpoint, config_of
 
-from hybridtrt.build.engine import EngineConfig
+from hybridtrt.build.engine import ENGINE_FILE, EngineConfig
 from hybridtrt.build.tensorrt.info import TensorRTInfo
 from hybridtrt.build.tensorrt.stored import stored_tensors, weight_bytes
 from hybridtrt.build.tensorrt.target import checksum
+from hybridtrt.runtime.gpu import load
 from hybridtrt.runtime.gpu.input_weights import upload_weights
 from hybridtrt.runtime.gpu.load import check_memory, check_version, described
 from hybridtrt.runtime.gpu.trt_engine import TensorRTContext
@@ -93,6 +94,21 @@ def test_an_engine_that_does_not_fit_is_refused_with_the_plan() -> None:
     numbers = rf"weights {plan.weight_bytes:,}, pages and states {pools:,}, logits {logits:,}\), and host memory has"
     with pytest.raises(ValueError, match=numbers):
         check_memory(device, config, info, 100)
+
+
+def test_kernels_are_loaded_before_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """TensorRT calls plugins in the middle of a step, and what they raise there is lost."""
+    config = replace(gpu_config(), tensorrt=about(gpu_config()))
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels/manifest.json").write_text('{"compute_capabilities": [89], "calls": {}}')
+    (tmp_path / ENGINE_FILE).write_bytes(b"engine")
+    trt = SimpleNamespace(__name__="tensorrt_rtx_bindings", __version__="1.7")
+    monkeypatch.setattr(load, "backend", lambda target: SimpleNamespace(trt=trt))
+    monkeypatch.setattr(load, "CudaDevice", HostDevice)
+    monkeypatch.setattr(load, "CudaDriver", lambda: None)
+    monkeypatch.setattr(load, "TensorRTEngine", None)
+    with pytest.raises(ValueError, match=r"kernels: there are no kernels for layers\.0\."):
+        load.load_tensorrt_runner(tmp_path, config, runner_info(config, RuntimeOptions()))
 
 
 class StandIn:

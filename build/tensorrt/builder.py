@@ -10,6 +10,7 @@ from typing import Any
 from hybridtrt.build.engine import BuildConfig
 from hybridtrt.build.tensorrt.backend import Backend
 from hybridtrt.build.tensorrt.bindings import Bindings
+from hybridtrt.build.tensorrt.interrupts import interrupts_held
 from hybridtrt.build.tensorrt.logger import make_logger, make_monitor
 from hybridtrt.build.tensorrt.network import BuiltNetwork, Lowering, build_network
 from hybridtrt.build.tensorrt.profiles import PHASES, dim_ranges, shape_ranges
@@ -62,18 +63,21 @@ class EngineBuilder:
 
         Raises `ValueError` with one line where TensorRT does not build it.
         """
-        built = self.network(request.program, request.lowering)
-        config = self._config(request, built.bindings, progress)
-        with path.open("wb") as file:
-            made = self._builder.build_serialized_network_to_stream(
-                built.network, config, _writer(self.backend.trt, file.write)
-            )
-        if not made:
-            raise ValueError(f"{self.backend.name} does not build the network: {self.logger.first_error()}")
+        with interrupts_held() as stopped:
+            built = self.network(request.program, request.lowering)
+            config = self._config(request, built.bindings, progress, stopped)
+            with path.open("wb") as file:
+                made = self._builder.build_serialized_network_to_stream(
+                    built.network, config, _writer(self.backend.trt, file.write)
+                )
+            if not made:
+                raise ValueError(f"{self.backend.name} does not build the network: {self.logger.first_error()}")
         self._keep_timings(request, config)
         return built.bindings
 
-    def _config(self, request: EngineRequest, bindings: Bindings, progress: Progress) -> Any:
+    def _config(
+        self, request: EngineRequest, bindings: Bindings, progress: Progress, stopped: Callable[[], bool]
+    ) -> Any:
         trt = self.backend.trt
         config = self._builder.create_builder_config()
         self.backend.set_targets(config, request.compute_capabilities)
@@ -86,7 +90,7 @@ class EngineBuilder:
             for name, shapes in shape_ranges(bindings, ranges).items():
                 profile.set_shape(name, *shapes)
             config.add_optimization_profile(profile)
-        config.progress_monitor = make_monitor(trt, progress)
+        config.progress_monitor = make_monitor(trt, progress, stopped)
         if self.backend.times and request.timing_cache is not None:
             stored = request.timing_cache.read_bytes() if request.timing_cache.is_file() else b""
             if not config.set_timing_cache(config.create_timing_cache(stored), False):  # of another GPU or release

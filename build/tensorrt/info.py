@@ -26,12 +26,22 @@ class TensorRTInfo:
 
     @classmethod
     def from_dict(cls, data: Any) -> TensorRTInfo:
-        """Raises `ValueError` or `TypeError` for anything that `to_dict` did not write."""
-        info = cls(**data)
-        texts = (info.module, info.version, *info.cache_outputs, *info.cache_outputs.values(), info.checkpoint or "")
-        numbers = [] if info.checksums is None else info.checksums.values()
-        if not all(isinstance(text, str) for text in texts) or not all(type(number) is int for number in numbers):
-            raise ValueError("the description of the TensorRT engine is damaged")
+        """Raises `ValueError` for anything that `to_dict` did not write."""
+        try:
+            info = cls(**data)
+            texts = (
+                info.module,
+                info.version,
+                *info.cache_outputs,
+                *info.cache_outputs.values(),
+                info.checkpoint or "",
+            )
+            numbers = [] if info.checksums is None else info.checksums.values()
+            whole = all(isinstance(text, str) for text in texts) and all(type(number) is int for number in numbers)
+        except (TypeError, AttributeError):
+            whole = False
+        if not whole:
+            raise ValueError('the description of the TensorRT engine is damaged ("tensorrt"); build the engine again')
         if (info.checkpoint is None) != (info.checksums is None):
             raise ValueError("the description of the TensorRT engine has a checkpoint or checksums alone")
         return info

@@ -50,6 +50,7 @@ def _monitor_class(trt: Any) -> Any:
         """Phases nest; the outermost says how much is done."""
 
         progress: Any
+        stopped: Any
         _phases: dict[str, tuple[int, int]]
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
@@ -60,20 +61,20 @@ def _monitor_class(trt: Any) -> Any:
         def step_complete(self, phase_name: str, step: int) -> bool:
             if phase_name in self._phases:
                 self.progress(phase_name, step, self._phases[phase_name][1])
-            return True
+            return not self.stopped()
 
         def phase_finish(self, phase_name: str) -> None:
             if phase_name in self._phases:
                 steps = self._phases.pop(phase_name)[1]
                 self.progress(phase_name, steps, steps)
 
-    def start(self: Any, progress: Any) -> None:
+    def start(self: Any, progress: Any, stopped: Any) -> None:
         trt.IProgressMonitor.__init__(self)
-        self.progress, self._phases = progress, {}
+        self.progress, self.stopped, self._phases = progress, stopped, {}
 
     return type("HybridProgress", (Methods, trt.IProgressMonitor), {"__init__": start})
 
 
-def make_monitor(trt: Any, progress: Any) -> Any:
-    """A progress monitor that calls `progress(phase, steps done, steps)`."""
-    return _monitor_class(trt)(progress)
+def make_monitor(trt: Any, progress: Any, stopped: Any) -> Any:
+    """A progress monitor that calls `progress(phase, steps done, steps)`, and ends the build where `stopped()`."""
+    return _monitor_class(trt)(progress, stopped)

@@ -37,6 +37,7 @@ def rtx() -> Backend:
             if kind is None:
                 raise ValueError(f"TensorRT-RTX {trt.__version__} does not build for compute capability {capability}")
             config.set_compute_capability(kind, i)
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # memory of its own would forbid CUDA graphs
 
     return Backend("tensorrt-rtx", trt, plugin_layers, set_targets, times=False)
 

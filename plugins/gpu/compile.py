@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import multiprocessing
 import os
 import re
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hybridtrt.plugins.call import Call
 from hybridtrt.plugins.gpu.plan import Launch, Plan, plan
+
+log = logging.getLogger("hybridtrt.plugins.gpu")
 
 COMPUTE_CAPABILITIES = (80, 86, 89, 90, 100, 120)
 SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB a block may have
@@ -62,21 +68,49 @@ def compile_calls(
 ) -> list[list[Compiled]]:
     """The kernels of each call in the order of its launches, one after another for each compute capability.
 
-    `progress` gets the calls done and all. Raises `ValueError`, naming the kernel, for what does not compile.
+    `progress` gets the calls done and all. Raises `ValueError`, naming the kernel, for what does not compile, and where
+    a process was killed. Then, and after Ctrl-C, only the calls that are being compiled are waited for.
     """
     for capability in compute_capabilities:
         if capability not in COMPUTE_CAPABILITIES:
             known = ", ".join(map(str, COMPUTE_CAPABILITIES))
             raise ValueError(f"compute capability {capability} is not supported; supported: {known}")
+    if cache is not None:
+        _warn_if_closed(cache)
     found: list[list[Compiled]] = [[] for _ in calls]
     processes = min(workers or len(os.sched_getaffinity(0)), max(len(calls), 1))
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, _compile_not_interpret) as pool:
-        jobs = {pool.submit(_compile_call, call, tuple(compute_capabilities), cache): i for i, call in enumerate(calls)}
+    pool = ProcessPoolExecutor(processes, context, _compile_not_interpret)
+    try:
+        with _ctrl_c_blocked():  # the processes inherit it
+            todo = enumerate(calls)
+            jobs = {pool.submit(_compile_call, call, tuple(compute_capabilities), cache): i for i, call in todo}
         for done, job in enumerate(as_completed(jobs), 1):
             found[jobs[job]] = job.result()
             progress(done, len(calls))
+    except BrokenProcessPool:
+        raise ValueError("a process that compiles kernels was killed; is there too little memory?") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
     return found
+
+
+def _warn_if_closed(cache: Path) -> None:
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=cache).close()
+    except OSError as error:
+        log.warning("%s: compiled kernels are not kept there: %s", cache, error.strerror)
+
+
+@contextmanager
+def _ctrl_c_blocked() -> Iterator[None]:
+    """A terminal sends SIGINT to all processes, and each would print where it was; this one speaks for all."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _compile_not_interpret() -> None:
@@ -151,7 +185,8 @@ def _compile(call: Call, planned: Plan, launch: Launch, capability: int, cache: 
         cubin=made.asm["cubin"],
     )
     if cache is not None:
-        save_kernel(compiled, cache / key)
+        with suppress(OSError):  # of which `compile_calls` warns
+            save_kernel(compiled, cache / key)
     return compiled
 
 
@@ -182,9 +217,13 @@ def save_kernel(compiled: Compiled, folder: Path) -> None:
     """Write a kernel to a folder of its own; whoever reads at the same time finds all of it or nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in _files(compiled):
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-            file.write(data)
-        os.replace(file.name, folder / name)
+        fresh = folder / f".{name}.{os.getpid()}"  # not by `tempfile`, whose files no other user may read
+        try:
+            fresh.write_bytes(data)
+            fresh.replace(folder / name)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
 
 
 def _files(compiled: Compiled) -> Iterator[tuple[str, bytes]]:

@@ -82,6 +82,6 @@ def _manifest(path: Path) -> tuple[list[int], dict[str, dict[str, list[str]]]]:
         }
     except OSError as error:
         raise ValueError(f"{path}: the kernels of the engine are missing ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error!r}") from None
     return capabilities, calls

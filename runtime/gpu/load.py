@@ -10,7 +10,7 @@ from hybridtrt.build.targets import GPU_TARGETS
 from hybridtrt.build.tensorrt.backend import backend
 from hybridtrt.build.tensorrt.bindings import LOGITS
 from hybridtrt.build.tensorrt.info import TensorRTInfo
-from hybridtrt.build.tensorrt.target import KERNELS
+from hybridtrt.build.tensorrt.target import KERNELS, plugin_calls
 from hybridtrt.plugins.gpu.cuda import CudaDriver
 from hybridtrt.plugins.gpu.kernel_folder import KernelFolder
 from hybridtrt.runtime.gpu.cuda_device import CudaDevice
@@ -30,6 +30,8 @@ def load_tensorrt_runner(engine_dir: Path, config: EngineConfig, info: RunnerInf
     device = CudaDevice()
     try:
         kernels = KernelFolder(engine_dir / KERNELS, device.compute_capability, CudaDriver())
+        for call in plugin_calls(config):  # now: an error in the middle of a step would be lost in TensorRT
+            kernels.launcher(call)
         path = engine_dir / ENGINE_FILE
         if not path.is_file():
             raise ValueError(f"{engine_dir}: there is no {ENGINE_FILE} in it")

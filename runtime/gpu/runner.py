@@ -24,9 +24,10 @@ LOGITS = "logits"
 class TensorRTRunner:
     """A `Runner` on a TensorRT engine: pools, arrays of the step and logits lie at fixed addresses.
 
-    A step that only decodes is padded to a bucket, whose launches are a CUDA graph from its second time on; the first
-    time warms the kernels up. Any other step runs in the shapes that it has. While the device works, Python is free
-    to compute the masks of guided answers.
+    A step that only decodes is padded to a bucket, whose launches are a CUDA graph from its second time on. It is
+    captured right behind the first: TensorRT must have run in the shapes of a graph since they were last changed. Any
+    other step runs in the shapes that it has. While the device works, Python is free to compute the masks of guided
+    answers.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class TensorRTRunner:
         self._host_logits = device.pinned(info.max_num_tokens * row).view(np.float32).reshape(-1, info.vocab_size)
         scratch = device.allocate(engine.scratch_bytes)
         self._contexts = [engine.context(profile, scratch) for profile in (PREFILL, DECODE)]
-        self._graphs: dict[Bucket, Any] = {}  # None: it ran once
+        self._graphs: dict[Bucket, Any] = {}
         self._use_graphs = graphs
         fixed = {pool.spec.name: (pool.address, pool.shape) for pool in self._pools} | dict(weights or {})
         fixed |= {output: fixed[cache] for output, cache in aliases.items()}
@@ -106,14 +107,12 @@ class TensorRTRunner:
 
     def _decode(self, batch: StepBatch, bucket: Bucket) -> None:
         context = self._contexts[DECODE]
-        graph = self._graphs.get(bucket)
-        if graph is None and bucket in self._graphs and self._use_graphs:
-            graph = self._graphs[bucket] = self._device.capture(lambda: self._execute(context, batch))
-        if graph is None:
-            self._graphs[bucket] = None
-            self._execute(context, batch)
-        else:
-            self._device.replay(graph)
+        if bucket in self._graphs:
+            self._device.replay(self._graphs[bucket])
+            return
+        self._execute(context, batch)
+        if self._use_graphs:
+            self._graphs[bucket] = self._device.capture(lambda: context.execute(self._device.stream))
 
     def _execute(self, context: Context, batch: StepBatch) -> None:
         self._staging.bind(batch, context)
