@@ -136,6 +136,9 @@ class HostContext:
         assert address % ALIGNMENT == 0
         self.bound[name] = address, tuple(shape)
 
+    def can_be_captured(self, stream: int) -> bool:
+        return self.engine.can_be_captured
+
     def execute(self, stream: int) -> None:
         assert stream == STREAM
         assert self.bound.keys() == self.engine.names
@@ -158,6 +161,8 @@ class HostEngine:
         self.outputs = {f"{name}.next": name for name in program.caches}
         self.names = frozenset({*read, *program.caches, *self.outputs, "logits"})
         self.runs: list[tuple[int, dict[str, tuple[int, ...]]]] = []
+
+    can_be_captured = True
 
     def context(self, profile: int, scratch: int) -> HostContext:
         self.device.at(scratch, self.scratch_bytes)

@@ -51,7 +51,8 @@ def turn(x: Tensor, rope: dict[str, Any] | None) -> Tensor:
     half = rope["dim"] // 2
     speed = rope.get("rope_theta", 1e4) ** (-torch.arange(half, dtype=torch.float64) / half)
     angle = torch.arange(len(x), dtype=torch.float32)[:, None] * speed.float()  # it and its table: float32 in any model
-    table = torch.polar(torch.ones_like(angle), angle).to(torch.complex128).unsqueeze(1)
+    exact = torch.polar(torch.ones_like(angle, dtype=torch.float64), angle.double())
+    table = exact.to(torch.complex64).to(torch.complex128).unsqueeze(1)
     z = torch.complex(x[..., :half].double(), x[..., half : 2 * half].double()) * table
     return torch.cat([z.real.to(x.dtype), z.imag.to(x.dtype), x[..., 2 * half :]], dim=-1)
 

@@ -168,7 +168,7 @@ def test_default_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weights": "int2"}, "weights='int2' is not one of float32, bfloat16, int8, int4"),
+        ({"weights": "int2"}, "weights='int2' with target=cpu: expected one of float32, bfloat16, int8, int4"),
         ({"weights": "int4", "group_size": 0}, "group_size=0 with weights=int4: expected one of 32, 64, 128"),
         ({"weights": "int8", "group_size": 7}, "group_size=7 with weights=int8: expected one of 0, 32, 64, 128"),
         ({"weights": "bfloat16", "group_size": 32}, "group_size=32 with weights=bfloat16: expected int8 or int4"),

@@ -86,6 +86,15 @@ def test_decode_steps_run_in_buckets_from_a_graph() -> None:
     assert all(shapes["cu_seqlens"][0] == shapes["state_src"][0] + 1 for _, shapes in engine.runs)
 
 
+def test_what_cannot_be_captured_runs_as_it_is() -> None:
+    runner, _, device, engine, info = runners("qwen3_next")
+    engine.can_be_captured = False
+    for _ in range(3):
+        device.log.clear()
+        runner.step(decode_batch(3, info))
+        assert device.log == ["upload", "execute", "download", "synchronize"]
+
+
 def test_padding_rows_touch_slot_0_and_page_0_alone() -> None:
     runner, _, device, _, info = runners("qwen3_next")
     batch = decode_batch(3, info)

@@ -13,9 +13,12 @@ from hybridtrt.plugins.ragged import Step
 def rotary_table(
     step: Step, positions: Tensor, *, inv_freq: Sequence[float], attention_factor: float
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * inv_freq times `attention_factor`, `[T, rotary_dim / 2]` each, float32."""
-    angles = positions[:, None].float() * torch.tensor(inv_freq, dtype=torch.float32)
-    return angles.cos() * attention_factor, angles.sin() * attention_factor
+    """cos and sin of position * inv_freq times `attention_factor`, `[T, rotary_dim / 2]` each, float32.
+
+    Angles are float32, as in all models; what is taken of them is exact but for one rounding.
+    """
+    angles = (positions[:, None].float() * torch.tensor(inv_freq, dtype=torch.float32)).double()
+    return (angles.cos() * attention_factor).float(), (angles.sin() * attention_factor).float()
 
 
 def rotary(step: Step, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ class CudaDevice:
         self.compute_capability = 10 * int(properties.major) + int(properties.minor)
         self._stream = checked(self._cuda.cudaStreamCreate(), "making a stream")
         self._held: list[int] = []
+        self._graphs: list[Any] = []
 
     @property
     def stream(self) -> int:
@@ -79,7 +80,9 @@ class CudaDevice:
         finally:
             result = self._cuda.cudaStreamEndCapture(self._stream)
         graph = checked(result, "capturing a graph")
-        return checked(self._cuda.cudaGraphInstantiate(graph, 0), "making a graph")
+        self._graphs.append(checked(self._cuda.cudaGraphInstantiate(graph, 0), "making a graph"))
+        self._cuda.cudaGraphDestroy(graph)
+        return self._graphs[-1]
 
     def replay(self, graph: Any) -> None:
         checked(self._cuda.cudaGraphLaunch(graph, self._stream), "running a graph")
@@ -89,8 +92,11 @@ class CudaDevice:
 
     def close(self) -> None:
         self._cuda.cudaStreamSynchronize(self._stream)
+        for graph in self._graphs:
+            self._cuda.cudaGraphExecDestroy(graph)
         for address in self._held:
             self._cuda.cudaFree(address)
+        self._graphs.clear()
         self._held.clear()
 
     def _copy(self, target: int, source: int, size: int) -> None:

@@ -70,6 +70,9 @@ class Context(Protocol):
     def bind(self, name: str, address: int, shape: Sequence[int]) -> None:
         """Say where an input or an output lies; of an output the shape is not needed."""
 
+    def can_be_captured(self, stream: int) -> bool:
+        """Whether a graph may be made of a run in the shapes that are bound."""
+
     def execute(self, stream: int) -> None:
         """Put one run into the stream. Raises `ValueError` where TensorRT refuses, with its words."""
 

@@ -111,7 +111,7 @@ class TensorRTRunner:
             self._device.replay(self._graphs[bucket])
             return
         self._execute(context, batch)
-        if self._use_graphs:
+        if self._use_graphs and context.can_be_captured(self._device.stream):
             self._graphs[bucket] = self._device.capture(lambda: context.execute(self._device.stream))
 
     def _execute(self, context: Context, batch: StepBatch) -> None:

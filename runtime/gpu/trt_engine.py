@@ -23,6 +23,10 @@ class TensorRTContext:
         if not self._context.set_tensor_address(name, address):
             raise ValueError(f"TensorRT does not take the address of {name}: {self._logger.first_error()}")
 
+    def can_be_captured(self, stream: int) -> bool:
+        asks = getattr(self._context, "is_stream_capturable", None)  # of TensorRT-RTX
+        return asks is None or bool(asks(stream))
+
     def execute(self, stream: int) -> None:
         self._logger.errors.clear()
         if not self._context.execute_async_v3(stream):
