@@ -16,11 +16,10 @@ from networks import builder, config_of, lowering
 from hybridtrt.build.tensorrt.call_codec import FIELD, PluginCall
 from hybridtrt.build.tensorrt.full import full
 from hybridtrt.build.tensorrt.native import NATIVE
-from hybridtrt.build.tensorrt.network import PLUGIN_OPS
 from hybridtrt.build.tensorrt.onnx_node import carrier, onnx_node
 from hybridtrt.build.tensorrt.plugin import register_plugins
 from hybridtrt.plugins.call import call_of
-from hybridtrt.plugins.gpu.plan import Sizes
+from hybridtrt.plugins.gpu.plan import PLUGINS, Sizes
 from hybridtrt.plugins.registry import op_names
 
 
@@ -28,7 +27,7 @@ def plans(variant: str, returns_caches: bool = True) -> dict[str, PluginCall]:
     """One plugin of each operator of a model."""
     config = config_of(variant)
     dtypes, program = lowering(config, "bfloat16").dtypes, config.program()
-    calls = (call_of(program, node, 4, dtypes.of) for node in program.nodes if node.op in PLUGIN_OPS)
+    calls = (call_of(program, node, 4, dtypes.of) for node in program.nodes if node.op in PLUGINS)
     return {call.op: PluginCall(call, returns_caches, 512) for call in calls}
 
 
@@ -41,8 +40,8 @@ def made(planned: PluginCall, launchers: Any = None) -> Any:
 
 
 def test_every_operator_is_native_or_a_plugin() -> None:
-    assert set(NATIVE).isdisjoint(PLUGIN_OPS)
-    assert {*NATIVE, *PLUGIN_OPS} == set(op_names())
+    assert set(NATIVE).isdisjoint(PLUGINS)
+    assert {*NATIVE, *PLUGINS} == set(op_names())
 
 
 @pytest.mark.parametrize("variant", ["qwen3_next", "hybridtrt_free_mix.own", "gpt_oss", "nemotron_h"])

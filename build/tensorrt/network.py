@@ -18,13 +18,9 @@ from hybridtrt.build.tensorrt.tensor import Tensor
 from hybridtrt.build.tensorrt.trt_dtypes import dtype_name, trt_dtype
 from hybridtrt.build.tensorrt.weights import Read, StoredWeight, Weights
 from hybridtrt.plugins.call import Call, call_of
+from hybridtrt.plugins.gpu.plan import PLUGINS
 from hybridtrt.plugins.program import Node, Program
 from hybridtrt.plugins.spec import TensorSpec
-
-PLUGIN_OPS = (
-    *("attention", "attention_below", "capacity", "causal_conv", "experts", "linear_attention"),
-    *("linear_attention_from", "low_rank_attention", "mla", "rg_lru", "router", "selective_scan", "ssd"),
-)
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class _Walk:
     def __init__(self, backend: Backend, network: Any, program: Program, lowering: Lowering) -> None:
         self._trt, self._network, self._program, self._lowering = backend.trt, network, program, lowering
         self._layers = Layers(backend.trt, network)
-        self._plans = {node.name: self._plan(node) for node in program.nodes if node.op in PLUGIN_OPS}
+        self._plans = {node.name: self._plan(node) for node in program.nodes if node.op in PLUGINS}
         self._add_plugin: AddPlugin = backend.plugin_layers(network, tuple(self._plans.values()))
         self._weights = Weights(self._layers, lowering.stored_weights(program), lowering.read)
         self._step_specs = step_bindings(program)

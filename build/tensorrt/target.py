@@ -12,13 +12,13 @@ from hybridtrt.build.engine import ENGINE_FILE, EngineConfig
 from hybridtrt.build.tensorrt.backend import backend
 from hybridtrt.build.tensorrt.builder import EngineBuilder, EngineRequest
 from hybridtrt.build.tensorrt.info import TensorRTInfo
-from hybridtrt.build.tensorrt.network import PLUGIN_OPS, Lowering
+from hybridtrt.build.tensorrt.network import Lowering
 from hybridtrt.build.tensorrt.stored import dtypes_of, quantizations_of
 from hybridtrt.converters.checkpoint import Checkpoint
 from hybridtrt.plugins.call import Call, call_of
 from hybridtrt.plugins.gpu.cuda import device_capability
 from hybridtrt.plugins.gpu.kernel_folder import write_kernels
-from hybridtrt.plugins.gpu.plan import Sizes, plan
+from hybridtrt.plugins.gpu.plan import PLUGINS, Sizes, plan
 
 KERNELS = "kernels"
 TIMINGS = "tensorrt-timings"  # TensorRT-RTX has none: it chooses its kernels where it runs
@@ -29,9 +29,7 @@ def plugin_calls(config: EngineConfig) -> list[Call]:
     """The calls of all plugins. Raises `ValueError`, naming the node, for sizes that no kernel supports."""
     program, dtypes = config.program(), dtypes_of(config)
     calls = [
-        call_of(program, node, config.build.tokens_per_block, dtypes.of)
-        for node in program.nodes
-        if node.op in PLUGIN_OPS
+        call_of(program, node, config.build.tokens_per_block, dtypes.of) for node in program.nodes if node.op in PLUGINS
     ]
     for call in calls:
         plan(call)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hybridtrt.build.tensorrt.logger import make_logger
-from hybridtrt.build.tensorrt.network import PLUGIN_OPS
 from hybridtrt.build.tensorrt.plugin import Launchers, register_plugins
+from hybridtrt.plugins.gpu.plan import PLUGINS
 
 
 class TensorRTContext:
@@ -40,7 +40,7 @@ class TensorRTEngine:
         """Raises `ValueError`, with TensorRT's words, for a file that it does not load."""
         self._trt, self._stream = trt, stream
         self._logger = make_logger(trt)
-        register_plugins(trt, PLUGIN_OPS, launchers)
+        register_plugins(trt, PLUGINS, launchers)
         self._runtime = trt.Runtime(self._logger)
         self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
         if self._engine is None:
