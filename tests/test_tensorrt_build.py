@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,3 +148,17 @@ def test_a_damaged_description_is_one_clear_line(damaged: Any) -> None:
 def test_capabilities_that_are_no_list_of_numbers_are_named(damaged: Any) -> None:
     with pytest.raises(ValueError, match=r"compute_capabilities=.* is not a list of whole numbers"):
         BuildConfig(**GPU | {"compute_capabilities": damaged})
+
+
+def test_without_triton_it_says_what_to_install() -> None:
+    """As after an installation for the CPU alone."""
+    code = (
+        "import sys; sys.modules['triton'] = None; sys.path.insert(0, sys.argv[1]); from gpu_calls import CALLS;"
+        "from hybridtrt.plugins.gpu.plan import plan; plan(CALLS['conv_float32'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, str(ROOT / "tests")], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 1
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith("ValueError: kernels for GPUs need the package triton, which is not installed: ./scripts")

@@ -108,7 +108,15 @@ class Plan:
 
 def plan(call: Call) -> Plan:
     """The launches of a call. Raises `ValueError`, naming the node, for sizes and dtypes that no kernel supports."""
-    module = importlib.import_module(f"hybridtrt.plugins.{room_of(call.op)}.gpu")
+    try:
+        module = importlib.import_module(f"hybridtrt.plugins.{room_of(call.op)}.gpu")
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise ValueError(
+            "kernels for GPUs need the package triton, which is not installed: ./scripts/install.sh gpu, "
+            "or pip install 'hybridtrt[gpu]'"
+        ) from None
     try:
         for operand in call.operands:
             known = DTYPES if operand.source in ("input", "weight", "cache") else ("int32",)
