@@ -100,28 +100,21 @@ def _wide(tensor: Any) -> Any:
 
 
 def _as_step(memory: dict[str, Any], rows: Rows) -> Step:
-    import numpy as np
-
-    zeros = np.zeros(len(rows.lengths), np.int32)
-    ends = np.cumsum([0, *rows.lengths])
-
-    def array(name: str, default: Any) -> Any:
-        return np.asarray(default if memory.get(name) is None else memory[name].numpy(), np.int32)
-
-    positions = [range(c, c + n) for n, c in zip(rows.lengths, rows.contexts, strict=True)]
-    tables = {} if memory.get("block_tables") is None else {"g": memory["block_tables"].numpy()}
-    return Step(
-        StepBatch(
-            input_ids=np.zeros(ends[-1], np.int32),
-            positions=array("positions", [p for row in positions for p in row]),
-            cu_seqlens=ends.astype(np.int32),
-            context_lens=np.asarray(rows.contexts, np.int32),
-            state_src=array("state_src", zeros),
-            state_dst=array("state_dst", zeros + 1),
-            logits_indices=zeros[:0],
-            block_tables=tables,
-        )
-    )
+    lengths, contexts = torch.tensor(rows.lengths), torch.tensor(rows.contexts)
+    zeros = torch.zeros_like(lengths)
+    positions = [torch.arange(c, c + n) for n, c in zip(rows.lengths, rows.contexts, strict=True)]
+    arrays: dict[str, Any] = {
+        "input_ids": torch.zeros(sum(rows.lengths), dtype=torch.int64),
+        "positions": torch.cat(positions),
+        "cu_seqlens": torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
+        "context_lens": contexts,
+        "state_src": zeros,
+        "state_dst": zeros + 1,
+        "logits_indices": zeros[:0],
+    }
+    arrays |= {name: memory[name] for name in arrays if memory.get(name) is not None}
+    tables = {} if memory.get("block_tables") is None else {"g": memory["block_tables"]}
+    return Step(StepBatch(**arrays, block_tables=tables))
 
 
 def seconds(run: Callable[[], None]) -> float:

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hybridtrt.plugins.step import StepBatch
+from hybridtrt.plugins.step import STEP_INPUTS, StepBatch
 
 
 @dataclass(frozen=True)
@@ -38,19 +39,19 @@ class Chunks:
 
 
 class Step:
-    """One step as torch kernels see it. The tensors are those of `StepBatch`, as int64."""
+    """One step as torch kernels see it. The tensors are the arrays of `StepBatch`, which may be tensors, as int64."""
 
     def __init__(self, batch: StepBatch) -> None:
         self.num_tokens = batch.num_tokens
         self.num_sequences = batch.num_sequences
-        self.input_ids = torch.from_numpy(batch.input_ids).long()
-        self.positions = torch.from_numpy(batch.positions).long()
-        self.cu_seqlens = torch.from_numpy(batch.cu_seqlens).long()
-        self.context_lens = torch.from_numpy(batch.context_lens).long()
-        self.state_src = torch.from_numpy(batch.state_src).long()
-        self.state_dst = torch.from_numpy(batch.state_dst).long()
-        self.logits_indices = torch.from_numpy(batch.logits_indices).long()
-        self.block_tables = {group: torch.from_numpy(table).long() for group, table in batch.block_tables.items()}
+        self.input_ids = torch.as_tensor(batch.input_ids).long()
+        self.positions = torch.as_tensor(batch.positions).long()
+        self.cu_seqlens = torch.as_tensor(batch.cu_seqlens).long()
+        self.context_lens = torch.as_tensor(batch.context_lens).long()
+        self.state_src = torch.as_tensor(batch.state_src).long()
+        self.state_dst = torch.as_tensor(batch.state_dst).long()
+        self.logits_indices = torch.as_tensor(batch.logits_indices).long()
+        self.block_tables = {group: torch.as_tensor(table).long() for group, table in batch.block_tables.items()}
         self._chunks: dict[int, Chunks | None] = {}
         self._below: dict[int, tuple[Tensor, Step]] = {}
 
@@ -99,17 +100,14 @@ class Step:
         if limit not in self._below:
             tokens = torch.nonzero(self.positions < limit).flatten()
             lengths = torch.minimum(self.lengths, (limit - self.context_lens).clamp(min=0))
-            batch = StepBatch(
-                input_ids=self.input_ids[tokens].numpy(),
-                positions=self.positions[tokens].numpy(),
-                cu_seqlens=F.pad(lengths.cumsum(0), (1, 0)).numpy(),
-                context_lens=self.context_lens.numpy(),
-                state_src=self.state_src.numpy(),
-                state_dst=self.state_dst.numpy(),
-                logits_indices=tokens[:0].numpy(),
-                block_tables={group: table.numpy() for group, table in self.block_tables.items()},
-            )
-            self._below[limit] = tokens, Step(batch)
+            changed: dict[str, Any] = {
+                "input_ids": self.input_ids[tokens],
+                "positions": self.positions[tokens],
+                "cu_seqlens": F.pad(lengths.cumsum(0), (1, 0)),
+                "logits_indices": tokens[:0],
+            }
+            kept = {name: getattr(self, name) for name in STEP_INPUTS if name not in changed}
+            self._below[limit] = tokens, Step(StepBatch(**changed, **kept))
         return self._below[limit]
 
     def _cut(self, size: int) -> Chunks | None:

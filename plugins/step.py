@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # the kernels' benchmark runs where torch came without numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
-Int32 = NDArray[np.int32]
+Int32: TypeAlias = "NDArray[np.int32]"
 
 
 @dataclass(frozen=True)

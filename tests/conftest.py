@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -15,3 +16,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Kernels in the Triton language run on CPU tensors, by its interpreter, but for the tests that need a GPU."""
     if config.getoption("markexpr") != "gpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m gpu` needs torch and triton alone, so it does not import the files of the other tests."""
+    others = collection_path.name.startswith("test_") and collection_path.name != "test_on_gpu.py"
+    return True if others and config.getoption("markexpr") == "gpu" else None

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from gpu_calls import CALLS
@@ -40,6 +39,7 @@ def test_kernels_are_their_definitions(name: str, seed: int, benchmark: Any) -> 
 def test_copies_fills_and_graphs() -> None:
     """What the runner does with the device, in a stream and replayed from a graph."""
     pytest.importorskip("cuda.bindings")
+    np = pytest.importorskip("numpy")
     from hybridtrt.runtime.gpu.cuda_device import CudaDevice
 
     device = CudaDevice()

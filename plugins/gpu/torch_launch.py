@@ -38,7 +38,10 @@ class TorchLauncher:
     """A call bound to tensors by operand name, with memory of its own for results and scratch; launches on `run`."""
 
     def __init__(self, call: Call, memory: Mapping[str, Tensor | None]) -> None:
-        """What kernels must write is NaN."""
+        """What kernels must write is NaN. Raises `ValueError` for a tensor that is not contiguous."""
+        for name, tensor in memory.items():
+            if tensor is not None and not tensor.is_contiguous():
+                raise ValueError(f"{call.name} ({call.op}): {name} is not contiguous: strides {tensor.stride()}")
         sizes = _sizes(call, memory)
         device = next(tensor.device for tensor in memory.values() if tensor is not None)
         planned = plan(call)
