@@ -28,6 +28,7 @@ class ConstantRunner:
             vocab_size=VOCAB,
             max_batch_size=sequences,
             max_num_tokens=max_num_tokens,
+            max_logits_rows=max_num_tokens,
             max_seq_len=length,
             page_size=PAGE,
             num_pages={"full": pages, "window": pages},

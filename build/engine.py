@@ -27,6 +27,7 @@ from hybridtrt.plugins.program import Program
 CONFIG_FILE = "config.json"
 ENGINE_FILE = "rank0.engine"  # packed weights: packed_file.py
 TOKENIZER = "tokenizer"
+SPARE_LOGITS_ROWS = 256  # beside one a sequence: a row takes 4 bytes for every word of the vocabulary
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,17 @@ class BuildConfig:
         """What was chosen, as one line."""
         chosen = {name: value for name, value in asdict(self).items() if value is not False and value not in (None, ())}
         return ", ".join(f"{name} {_listed(value)}" for name, value in chosen.items())
+
+    @property
+    def max_logits_rows(self) -> int:
+        """Tokens of a step that may want logits.
+
+        The CPU takes memory for them as a step needs it. On a GPU they have a place: one row for each sequence, and
+        some for drafts and for prompts that are scored.
+        """
+        if self.target == CPU:
+            return self.max_num_tokens
+        return min(self.max_num_tokens, self.max_batch_size + SPARE_LOGITS_ROWS)
 
     @property
     def capacity(self) -> Capacity | None:

@@ -13,7 +13,7 @@ from hybridtrt.runtime.runner import Runner, RunnerInfo
 
 
 def full_logits(runner: Runner, input_ids: Sequence[int], chunk: int | None = None) -> NDArray[np.float32]:
-    """`[len(input_ids), vocab_size]`, prefilled in chunks of `chunk` tokens (by default as many as a step takes).
+    """`[len(input_ids), vocab_size]`, prefilled in chunks of `chunk` tokens, or of as many as a step gives logits of.
 
     Uses slot 1 and the first pages of an idle runner. Raises `ValueError` if the sequence is longer than the engine's.
     """
@@ -25,7 +25,7 @@ def prefill_steps(info: RunnerInfo, input_ids: Sequence[int], chunk: int | None 
     """The steps of `full_logits`; slot 1 must be zero before the first."""
     if not 1 <= len(input_ids) <= info.max_seq_len:
         raise ValueError(f"{len(input_ids)} tokens are not in 1..{info.max_seq_len} (max_seq_len of the engine)")
-    chunk = min(chunk or info.max_num_tokens, info.max_num_tokens)
+    chunk = min(chunk or info.max_num_tokens, info.max_num_tokens, info.max_logits_rows)
     groups = cache_memory(info.caches).groups.values()
     one = np.ones(1, np.int32)
     for start in range(0, len(input_ids), chunk):

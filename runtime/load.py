@@ -83,6 +83,7 @@ def runner_info(config: EngineConfig, options: RuntimeOptions) -> RunnerInfo:
         vocab_size=config.model.vocab_size,
         max_batch_size=limits.max_batch_size,
         max_num_tokens=limits.max_num_tokens,
+        max_logits_rows=limits.max_logits_rows,
         max_seq_len=limits.max_seq_len,
         page_size=limits.tokens_per_block,
         num_pages=num_pages,

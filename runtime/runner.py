@@ -32,6 +32,7 @@ class RunnerInfo:
     vocab_size: int
     max_batch_size: int  # sequences in one step
     max_num_tokens: int  # tokens in one step
+    max_logits_rows: int  # tokens in one step that want logits
     max_seq_len: int  # prompt and output tokens of one sequence
     page_size: int  # tokens a page
     num_pages: Mapping[str, int]

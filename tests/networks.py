@@ -178,6 +178,7 @@ def expected(config: EngineConfig, read: Callable[[str], Tensor]) -> list[NDArra
         vocab_size=vocab_size,
         max_batch_size=LIMITS.max_batch_size,
         max_num_tokens=LIMITS.max_num_tokens,
+        max_logits_rows=LIMITS.max_num_tokens,
         max_seq_len=LIMITS.max_seq_len,
         page_size=PAGE_SIZE,
         num_pages=dict.fromkeys(page_groups(program), NUM_PAGES),

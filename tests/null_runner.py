@@ -47,6 +47,7 @@ def null_info(
         vocab_size=vocab_size,
         max_batch_size=max_batch_size,
         max_num_tokens=max_num_tokens,
+        max_logits_rows=max_num_tokens,
         max_seq_len=max_seq_len,
         page_size=page_size,
         num_pages=num_pages,

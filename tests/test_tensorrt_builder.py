@@ -108,6 +108,9 @@ def test_profiles_span_what_steps_can_be() -> None:
         span = spans["decode"][f"pages.{group}"]
         assert (span.least, span.usual) == (1, number)
         assert span.most > 1000 * number
+    large = dim_ranges(replace(config.build, max_num_tokens=8192), config.memory(), bindings, "prefill")
+    assert large["T"] == DimRange(1, 8192, 8192)
+    assert large["R"] == DimRange(1, 3, 259)
     shapes = shape_ranges(bindings, spans["decode"])
     assert shapes["cu_seqlens"] == ((2,), (4,), (4,))
     assert set(shapes) == set(bindings.step) | set(bindings.caches)

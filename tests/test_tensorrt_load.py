@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from host_device import HostDevice
+from host_device import HostDevice, HostEngine
 from networks import checkpoint, config_of
 
 from hybridtrt.build.engine import ENGINE_FILE, EngineConfig
@@ -20,6 +20,8 @@ from hybridtrt.build.tensorrt.target import checksum
 from hybridtrt.runtime.gpu import load
 from hybridtrt.runtime.gpu.input_weights import upload_weights
 from hybridtrt.runtime.gpu.load import check_memory, check_version, described
+from hybridtrt.runtime.gpu.runner import TensorRTRunner
+from hybridtrt.runtime.gpu.staging import array_bytes
 from hybridtrt.runtime.gpu.trt_engine import TensorRTContext
 from hybridtrt.runtime.load import RuntimeOptions, runner_info
 
@@ -82,33 +84,93 @@ def test_an_engine_of_another_tensorrt_is_refused() -> None:
         described(Path("e"), gpu_config())
 
 
-def test_an_engine_that_does_not_fit_is_refused_with_the_plan() -> None:
-    config = gpu_config()
-    info = runner_info(config, RuntimeOptions())
-    plan = config.memory()
-    logits = 4 * info.max_num_tokens * info.vocab_size
-    device = HostDevice(memory=plan.total_bytes + logits)
-    check_memory(device, config, info, 100)
-    device.memory -= 1
-    pools = plan.page_bytes + plan.state_bytes
-    numbers = rf"weights {plan.weight_bytes:,}, pages and states {pools:,}, logits {logits:,}\), and host memory has"
-    with pytest.raises(ValueError, match=numbers):
-        check_memory(device, config, info, 100)
+@pytest.mark.parametrize("as_inputs", [False, True])
+def test_device_memory_is_counted_to_the_byte(as_inputs: bool, tmp_path: Path) -> None:
+    """What the runner allocates is what was counted before, with the weights of an engine that has none."""
+    config = gpu_config(weights_as_inputs=as_inputs)
+    info, plan = runner_info(config, RuntimeOptions()), config.memory()
+    (tmp_path / ENGINE_FILE).write_bytes(bytes(plan.weight_bytes + 7))
+    assert load.engine_bytes(config, tmp_path / ENGINE_FILE) == plan.weight_bytes + 7
+    (tmp_path / ENGINE_FILE).write_bytes(bytes(7))
+    assert load.engine_bytes(config, tmp_path / ENGINE_FILE) == (7 if as_inputs else plan.weight_bytes)
+    program = config.program()
+    device = HostDevice()
+    engine = HostEngine(device, program, {}, scratch_bytes=1024)
+    engine.names |= set(array_bytes(info))
+    weights = upload_weights(config, about(config, checkpoint("qwen3_next").path if as_inputs else None), device)
+    before = device.free_bytes()
+    engine.names |= weights.keys()
+    TensorRTRunner(info, device, engine, engine.outputs, weights=weights)
+    beside = load.bytes_beside_engine(config, info)
+    assert device.memory - device.free_bytes() == sum(beside.values()) + 1024
+    assert device.memory - before == beside.get("weights", 0) == plan.weight_bytes * as_inputs
+    assert beside["pages and states"] == plan.page_bytes + plan.state_bytes
+    assert beside["logits"] == 4 * info.max_logits_rows * info.vocab_size
 
 
-def test_kernels_are_loaded_before_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_engine_that_does_not_fit_is_refused_with_all_parts() -> None:
+    check_memory(HostDevice(memory=10_007), {"engine": 7, "logits": 10_000})
+    parts = r"engine needs 10,007 bytes of device memory \(engine 7, logits 10,000\), and host memory has 10,006 left"
+    with pytest.raises(ValueError, match=parts):
+        check_memory(HostDevice(memory=10_006), {"engine": 7, "logits": 10_000})
+
+
+class Loading:
+    """A folder with an engine and a GPU to load it, both stand-ins."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        config = gpu_config()
+        outputs = {cache.name: f"{cache.name}.next" for cache in config.caches()}
+        self.folder, self.config = folder, replace(config, tensorrt=replace(about(config), cache_outputs=outputs))
+        self.info = runner_info(self.config, RuntimeOptions())
+        self.device, self.unloaded, self.scratch = HostDevice(), False, 64
+        (folder / "kernels").mkdir()
+        (folder / "kernels/manifest.json").write_text('{"compute_capabilities": [89], "calls": {}}')
+        (folder / ENGINE_FILE).write_bytes(b"engine")
+        trt = SimpleNamespace(__name__="tensorrt_rtx_bindings", __version__="1.7")
+        monkeypatch.setattr(load, "backend", lambda target: SimpleNamespace(trt=trt))
+        monkeypatch.setattr(load, "CudaDevice", lambda: self.device)
+        monkeypatch.setattr(load, "CudaDriver", lambda: self)
+        monkeypatch.setattr(load, "TensorRTEngine", self.engine)
+
+    def unload(self) -> None:
+        self.unloaded = True
+
+    def engine(self, *arguments: Any) -> HostEngine:
+        self.device.allocate(1000)  # as TensorRT does
+        return HostEngine(self.device, self.config.program(), {}, self.scratch)
+
+    def load(self) -> TensorRTRunner:
+        return load.load_tensorrt_runner(self.folder, self.config, self.info)
+
+
+@pytest.fixture
+def loading(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Loading:
+    return Loading(monkeypatch, tmp_path)
+
+
+def test_scratch_is_asked_of_the_engine_and_nothing_stays_where_it_does_not_fit(
+    loading: Loading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "plugin_calls", lambda config: [])
+    loading.scratch = 1 << 33
+    with pytest.raises(ValueError, match=r"device memory \(scratch 8,589,934,592, pages and states [\d,]+, logits "):
+        loading.load()
+    assert loading.unloaded
+    assert loading.device.free_bytes() == loading.device.memory
+    loading.unloaded, loading.scratch = False, 64
+    runner = loading.load()
+    assert not loading.unloaded
+    assert loading.device.free_bytes() < loading.device.memory
+    runner.close()
+    assert loading.device.free_bytes() == loading.device.memory
+
+
+def test_kernels_are_loaded_before_the_engine(loading: Loading, monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorRT calls plugins in the middle of a step, and what they raise there is lost."""
-    config = replace(gpu_config(), tensorrt=about(gpu_config()))
-    (tmp_path / "kernels").mkdir()
-    (tmp_path / "kernels/manifest.json").write_text('{"compute_capabilities": [89], "calls": {}}')
-    (tmp_path / ENGINE_FILE).write_bytes(b"engine")
-    trt = SimpleNamespace(__name__="tensorrt_rtx_bindings", __version__="1.7")
-    monkeypatch.setattr(load, "backend", lambda target: SimpleNamespace(trt=trt))
-    monkeypatch.setattr(load, "CudaDevice", HostDevice)
-    monkeypatch.setattr(load, "CudaDriver", lambda: None)
     monkeypatch.setattr(load, "TensorRTEngine", None)
     with pytest.raises(ValueError, match=r"kernels: there are no kernels for layers\.0\."):
-        load.load_tensorrt_runner(tmp_path, config, runner_info(config, RuntimeOptions()))
+        loading.load()
 
 
 class StandIn:

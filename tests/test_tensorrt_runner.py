@@ -15,6 +15,7 @@ from steps import cut, make_batch, place
 from hybridtrt.build.engine import read_engine_config
 from hybridtrt.plugins.caches import PageSpec
 from hybridtrt.plugins.step import StepBatch
+from hybridtrt.runtime.gpu import pinned_chunks
 from hybridtrt.runtime.gpu.decode_buckets import DecodeBuckets
 from hybridtrt.runtime.gpu.runner import TensorRTRunner
 from hybridtrt.runtime.load import RuntimeOptions, open_packed, runner_info
@@ -166,6 +167,48 @@ def test_pages_and_slots_are_saved_moved_and_restored() -> None:
         assert copied == (data if is_page else bytes(len(data)))
     with pytest.raises(ValueError, match=r"is not in 0\.\."):
         runner.clear_slots([info.num_slots])
+
+
+def test_what_is_saved_lies_in_chunks_that_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often, as many chunks are locked as hold what is saved at once; pages and slots may straddle them."""
+    monkeypatch.setattr(pinned_chunks, "CHUNK", 1000)
+    runner, _, device, _, info = runners("qwen3_next")
+    rng = np.random.default_rng(6)
+    for pool in runner._pools:
+        device.at(pool.address, pool.size)[:] = rng.integers(0, 255, pool.size, np.uint8)
+
+    def bytes_of(number: int) -> list[bytes]:
+        return [device.at(pool.at(number), pool.stride).tobytes() for pool in runner._pools]
+
+    (group,) = info.num_pages
+    want, before = [bytes_of(1), bytes_of(2)], len(device._pinned)
+    size = sum(len(data) for data in want[0])
+    assert all(pool.stride % 1000 for pool in runner._pools)
+    for _ in range(3):
+        saved = [runner.save({group: [number]}, [number]) for number in (1, 2)]
+        runner.poison({group: [1, 2]}, [1, 2])
+        for copy, number in zip(saved, (2, 1), strict=True):  # each where the other was
+            runner.restore(copy, {group: [number]}, [number])
+        want.reverse()
+        assert [bytes_of(1), bytes_of(2)] == want
+        del saved, copy
+    assert len(device._pinned) - before == 2 * -(-size // 1000)
+
+
+def test_logits_have_a_place_for_some_tokens_of_a_step() -> None:
+    runner, expected, device, engine, info = runners("qwen3_next")
+    few = replace(info, max_logits_rows=4)
+    before = device.free_bytes()
+    runner = TensorRTRunner(few, device, engine, engine.outputs)
+    placement = place([6], info.page_size, np.random.default_rng(0))
+    batch = make_batch([(0, 0, 6)], [[3] * 6], placement, list(info.num_pages))
+    last = replace(batch, logits_indices=np.array([1, 2, 4, 5], np.int32))
+    np.testing.assert_allclose(runner.step(last), expected.step(last), rtol=0, atol=1e-4)
+    with pytest.raises(ValueError, match=r"^5 tokens want logits; the engine takes 4 in a step$"):
+        runner.step(replace(batch, logits_indices=np.arange(5, dtype=np.int32)))
+    used = before - device.free_bytes()
+    TensorRTRunner(replace(few, max_logits_rows=3), device, engine, engine.outputs)
+    assert before - device.free_bytes() == 2 * used - 4 * info.vocab_size
 
 
 def test_an_engine_with_other_inputs_is_refused() -> None:

@@ -32,9 +32,9 @@ class DimRange:
 def dim_ranges(build: BuildConfig, pools: MemoryPlan, bindings: Bindings, phase: Phase) -> dict[str, DimRange]:
     """The range of each symbol of the bindings.
 
-    A decode step has at most `max_batch_size` tokens, one a row, a step with prefill up to `max_num_tokens`, all of
-    which may want logits. A step without logits asks for those of one row. Pools are usually as large as `pools` says.
-    They may have up to 2^31 elements, or more where `pools` has more, which TensorRT-RTX 1.7 takes.
+    A decode step has at most `max_batch_size` tokens, one a row, a step with prefill up to `max_num_tokens`, of which
+    `max_logits_rows` may want logits. A step without logits asks for those of one row. Pools are usually as large as
+    `pools` says. They may have up to 2^31 elements, or more where `pools` has more, which TensorRT-RTX 1.7 takes.
     """
     rows = build.max_batch_size
     tokens = rows if phase == "decode" else build.max_num_tokens
@@ -42,7 +42,7 @@ def dim_ranges(build: BuildConfig, pools: MemoryPlan, bindings: Bindings, phase:
         "T": DimRange(1, tokens, tokens),
         "B": DimRange(1, rows, rows),
         "B+1": DimRange(2, rows + 1, rows + 1),
-        "R": DimRange(1, rows, tokens),
+        "R": DimRange(1, rows, rows if phase == "decode" else build.max_logits_rows),
     }
     for group, pool in pools.groups.items():
         table = -(-build.max_seq_len // build.tokens_per_block)

@@ -45,11 +45,13 @@ class CudaDriver:
         """Raises `ValueError` without NVIDIA's driver or without a GPU."""
         runtime, self._driver = bindings()
         checked(runtime.cudaFree(0), "making a CUDA context")
+        self._modules: list[Any] = []
 
     def load(self, cubin: bytes, entry: str, shared_bytes: int) -> int:
         """The function `entry` of a cubin, allowed to use so much shared memory a block."""
         driver = self._driver
         module = checked(driver.cuModuleLoadData(cubin), f"loading {entry}")
+        self._modules.append(module)
         function = checked(driver.cuModuleGetFunction(module, entry.encode()), f"finding {entry}")
         if shared_bytes > _STATIC_SHARED_BYTES:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -57,6 +59,11 @@ class CudaDriver:
                 driver.cuFuncSetAttribute(function, attribute, shared_bytes), f"{entry}: {shared_bytes} shared bytes"
             )
         return int(function)
+
+    def unload(self) -> None:
+        """Free all kernels; none of them may run any more."""
+        while self._modules:
+            self._driver.cuModuleUnload(self._modules.pop())
 
     def launch(
         self,

@@ -91,13 +91,17 @@ class CudaDevice:
         checked(self._cuda.cudaStreamSynchronize(self._stream), "a step")
 
     def close(self) -> None:
+        if self._stream is None:
+            return
         self._cuda.cudaStreamSynchronize(self._stream)
         for graph in self._graphs:
             self._cuda.cudaGraphExecDestroy(graph)
         for address in self._held:
             self._cuda.cudaFree(address)
+        self._cuda.cudaStreamDestroy(self._stream)
         self._graphs.clear()
         self._held.clear()
+        self._stream = None
 
     def _copy(self, target: int, source: int, size: int) -> None:
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyDefault

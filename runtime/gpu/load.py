@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from hybridtrt.runtime.gpu.cuda_device import CudaDevice
 from hybridtrt.runtime.gpu.device import Device
 from hybridtrt.runtime.gpu.input_weights import upload_weights
 from hybridtrt.runtime.gpu.pools import pool_bytes
-from hybridtrt.runtime.gpu.runner import TensorRTRunner
+from hybridtrt.runtime.gpu.runner import TensorRTRunner, logits_bytes
+from hybridtrt.runtime.gpu.staging import array_bytes
 from hybridtrt.runtime.gpu.trt_engine import TensorRTEngine
 from hybridtrt.runtime.runner import RunnerInfo
 
@@ -28,20 +31,24 @@ def load_tensorrt_runner(engine_dir: Path, config: EngineConfig, info: RunnerInf
     trt = backend(config.build.target).trt
     check_version(engine_dir, about, trt)
     device = CudaDevice()
-    try:
-        kernels = KernelFolder(engine_dir / KERNELS, device.compute_capability, CudaDriver())
+    with ExitStack() as undo:
+        undo.callback(device.close)
+        driver = CudaDriver()
+        undo.callback(driver.unload)
+        kernels = KernelFolder(engine_dir / KERNELS, device.compute_capability, driver)
         for call in plugin_calls(config):  # now: an error in the middle of a step would be lost in TensorRT
             kernels.launcher(call)
         path = engine_dir / ENGINE_FILE
         if not path.is_file():
             raise ValueError(f"{engine_dir}: there is no {ENGINE_FILE} in it")
-        check_memory(device, config, info, path.stat().st_size)
+        beside = bytes_beside_engine(config, info)
+        check_memory(device, {"engine": engine_bytes(config, path)} | beside)
         engine = TensorRTEngine(trt, path, kernels.launcher, device.stream)
+        check_memory(device, {"scratch": engine.scratch_bytes} | beside)  # which the file does not say
         weights = upload_weights(config, about, device)
-        return TensorRTRunner(info, device, engine, _by_output(about), LOGITS, weights)
-    except BaseException:
-        device.close()
-        raise
+        runner = TensorRTRunner(info, device, engine, _by_output(about), LOGITS, weights)
+        undo.pop_all()
+        return runner
 
 
 def described(engine_dir: Path, config: EngineConfig) -> TensorRTInfo:
@@ -60,19 +67,30 @@ def check_version(engine_dir: Path, about: TensorRTInfo, trt: Any) -> None:
         )
 
 
-def check_memory(device: Device, config: EngineConfig, info: RunnerInfo, engine_bytes: int) -> None:
-    """Raise `ValueError`, with the plan's numbers, where weights, pools and logits do not fit into the device."""
-    parts = {
-        "weights": max(engine_bytes, config.weight_bytes()),
+def engine_bytes(config: EngineConfig, path: Path) -> int:
+    """Device memory that TensorRT takes for an engine, with the weights that are constants of it."""
+    size = path.stat().st_size
+    return size if config.build.weights_as_inputs else max(size, config.weight_bytes())
+
+
+def bytes_beside_engine(config: EngineConfig, info: RunnerInfo) -> dict[str, int]:
+    """Device memory that the runner takes, but for what a step needs as scratch, which the engine says."""
+    return {
+        **({"weights": config.weight_bytes()} if config.build.weights_as_inputs else {}),
         "pages and states": pool_bytes(info),
-        "logits": 4 * info.max_num_tokens * info.vocab_size,
+        "logits": logits_bytes(info),
+        "arrays of a step": sum(array_bytes(info).values()),
     }
+
+
+def check_memory(device: Device, parts: Mapping[str, int]) -> None:
+    """Raise `ValueError`, with the bytes of each part, where all of them do not fit into the device."""
     needed, left = sum(parts.values()), device.free_bytes()
     if needed > left:
         listed = ", ".join(f"{what} {size:,}" for what, size in parts.items())
         raise ValueError(
             f"the engine needs {needed:,} bytes of device memory ({listed}), and {device.name} has {left:,} left: "
-            "lower kv_cache_tokens or prefix_cache_bytes, or build for fewer or shorter sequences"
+            "lower kv_cache_tokens or prefix_cache_bytes, or build for fewer or shorter sequences or smaller steps"
         )
 
 

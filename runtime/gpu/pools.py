@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hybridtrt.plugins.caches import CacheSpec, PageSpec
-from hybridtrt.runtime.gpu.device import Bytes, Device
+from hybridtrt.runtime.gpu.device import Device
+from hybridtrt.runtime.gpu.pinned_chunks import PinnedChunks, Saved
 from hybridtrt.runtime.runner import RunnerInfo
 
 NAN_BYTE = 0xFF  # a float of any size whose bits are all one is not a number
@@ -33,18 +34,11 @@ class Pool:
         return self.count * self.stride
 
 
-@dataclass(frozen=True)
-class Saved:
-    """Pages and slots in host memory, one after another."""
-
-    data: Bytes
-
-
 class Pools:
     """All pools of an engine, zero at the start."""
 
     def __init__(self, device: Device, info: RunnerInfo) -> None:
-        self._device = device
+        self._device, self._chunks = device, PinnedChunks(device)
         self._all = [_allocate(device, spec, info) for spec in info.caches]
         for pool in self._all:
             device.fill(pool.address, 0, pool.size)
@@ -65,12 +59,12 @@ class Pools:
                     self._device.copy(pool.at(target), pool.at(source), pool.stride)
 
     def save(self, pages: Mapping[str, Sequence[int]], slots: Sequence[int]) -> Saved:
-        """A copy in pinned memory."""
-        size = sum(pool.stride for pool, _ in self._numbered(pages, slots))
-        saved = Saved(self._device.pinned(size))
+        """A copy in pinned memory, one page or slot after another."""
+        saved = self._chunks.take(sum(pool.stride for pool, _ in self._numbered(pages, slots)))
         place = 0
         for pool, number in self._numbered(pages, slots):
-            self._device.download(saved.data[place : place + pool.stride], pool.at(number))
+            for begin, piece in saved.pieces(place, pool.stride):
+                self._device.download(piece, pool.at(number) + begin)
             place += pool.stride
         self._device.synchronize()
         return saved
@@ -79,7 +73,8 @@ class Pools:
         """Write a copy back to as many pages and slots."""
         place = 0
         for pool, number in self._numbered(pages, slots):
-            self._device.upload(pool.at(number), saved.data[place : place + pool.stride])
+            for begin, piece in saved.pieces(place, pool.stride):
+                self._device.upload(pool.at(number) + begin, piece)
             place += pool.stride
         self._device.synchronize()  # the copy may be freed as soon as this returns
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtrt.plugins.caches import PageSpec
 from hybridtrt.plugins.step import StepBatch
 from hybridtrt.runtime.gpu.decode_buckets import Bucket, DecodeBuckets
 from hybridtrt.runtime.gpu.device import Context, Device, Engine
-from hybridtrt.runtime.gpu.pools import NAN_BYTE, Pools, Saved
-from hybridtrt.runtime.gpu.staging import Staging
+from hybridtrt.runtime.gpu.pinned_chunks import Saved
+from hybridtrt.runtime.gpu.pools import NAN_BYTE, Pools
+from hybridtrt.runtime.gpu.staging import Staging, max_pages
 from hybridtrt.runtime.runner import RunnerInfo
 
 PREFILL, DECODE = 0, 1  # optimization profiles
@@ -43,13 +43,12 @@ class TensorRTRunner:
         """`aliases` names the cache that an output of the engine is; `weights` gives address and shape of each weight
         that is an input. Raises `ValueError` where the engine's inputs and outputs are not those of the step."""
         self._info, self._device, self._logits_name = info, device, logits_name
-        max_pages = {group: _pages_of(info, group) for group in info.num_pages}
-        self._buckets = DecodeBuckets(info.max_batch_size, max_pages)
+        self._buckets = DecodeBuckets(info.max_batch_size, max_pages(info))
         self._pools = Pools(device, info)
-        self._staging = Staging(device, info.max_num_tokens, info.max_batch_size, max_pages, engine.names)
-        row = 4 * info.vocab_size
-        self._logits = device.allocate(info.max_num_tokens * row)
-        self._host_logits = device.pinned(info.max_num_tokens * row).view(np.float32).reshape(-1, info.vocab_size)
+        self._staging = Staging(device, info, engine.names)
+        size = logits_bytes(info)
+        self._logits = device.allocate(size)
+        self._host_logits = device.pinned(size).view(np.float32).reshape(-1, info.vocab_size)
         scratch = device.allocate(engine.scratch_bytes)
         self._contexts = [engine.context(profile, scratch) for profile in (PREFILL, DECODE)]
         self._graphs: dict[Bucket, Any] = {}
@@ -85,6 +84,8 @@ class TensorRTRunner:
 
     def step(self, batch: StepBatch) -> NDArray[np.float32]:
         rows = len(batch.logits_indices)
+        if rows > self._info.max_logits_rows:
+            raise ValueError(f"{rows} tokens want logits; the engine takes {self._info.max_logits_rows} in a step")
         if not rows:  # TensorRT wants a row at least
             batch = replace(batch, logits_indices=np.zeros(1, np.int32))
         bucket = self._buckets.of(batch)
@@ -120,8 +121,6 @@ class TensorRTRunner:
         context.execute(self._device.stream)
 
 
-def _pages_of(info: RunnerInfo, group: str) -> int:
-    """Pages in the longest row of a group's block table."""
-    limit = next(spec.limit for spec in info.caches if isinstance(spec, PageSpec) and spec.group == group)
-    longest = info.max_seq_len if limit is None else min(limit, info.max_seq_len)
-    return -(-longest // info.page_size)
+def logits_bytes(info: RunnerInfo) -> int:
+    """Bytes of the logits of a step, on the device and in host memory."""
+    return 4 * info.max_logits_rows * info.vocab_size

@@ -6,8 +6,10 @@ import math
 
 import numpy as np
 
+from hybridtrt.plugins.caches import PageSpec
 from hybridtrt.plugins.step import StepBatch
 from hybridtrt.runtime.gpu.device import Bytes, Context, Device
+from hybridtrt.runtime.runner import RunnerInfo
 
 ALIGNMENT = 256
 TABLE = "block_tables."
@@ -16,31 +18,17 @@ TABLE = "block_tables."
 class Staging:
     """Every array has a fixed place, large enough for the largest step, so that graphs find it where it was."""
 
-    def __init__(
-        self, device: Device, max_num_tokens: int, max_batch_size: int, max_pages: dict[str, int], names: frozenset[str]
-    ) -> None:
+    def __init__(self, device: Device, info: RunnerInfo, names: frozenset[str]) -> None:
         """`names` are the arrays that the engine takes; block tables are called `block_tables.{group}`."""
-        tokens, rows = (max_num_tokens,), (max_batch_size,)
-        most = {
-            "input_ids": tokens,
-            "positions": tokens,
-            "logits_indices": tokens,
-            "cu_seqlens": (max_batch_size + 1,),
-            "context_lens": rows,
-            "state_src": rows,
-            "state_dst": rows,
-            **{TABLE + group: (max_batch_size, pages) for group, pages in sorted(max_pages.items())},
-        }
         self._places: dict[str, int] = {}
-        size = 0
-        for name, shape in most.items():
+        self.size = 0
+        for name, size in array_bytes(info).items():
             if name in names:
-                self._places[name] = size
-                size += -(-4 * math.prod(shape) // ALIGNMENT) * ALIGNMENT
-        self.size = size
+                self._places[name] = self.size
+                self.size += size
         self._device = device
-        self._host: Bytes = device.pinned(size)
-        self.address = device.allocate(size)
+        self._host: Bytes = device.pinned(self.size)
+        self.address = device.allocate(self.size)
 
     @property
     def names(self) -> frozenset[str]:
@@ -61,6 +49,32 @@ class Staging:
         """Bind every array at its place, in the shape that it has in this step."""
         for name, place in self._places.items():
             context.bind(name, self.address + place, _array(batch, name).shape)
+
+
+def array_bytes(info: RunnerInfo) -> dict[str, int]:
+    """What each array takes in the largest step, with padding to the next one."""
+    tokens, rows = (info.max_num_tokens,), (info.max_batch_size,)
+    most = {
+        "input_ids": tokens,
+        "positions": tokens,
+        "logits_indices": (info.max_logits_rows,),
+        "cu_seqlens": (info.max_batch_size + 1,),
+        "context_lens": rows,
+        "state_src": rows,
+        "state_dst": rows,
+        **{TABLE + group: (info.max_batch_size, pages) for group, pages in sorted(max_pages(info).items())},
+    }
+    return {name: -(-4 * math.prod(shape) // ALIGNMENT) * ALIGNMENT for name, shape in most.items()}
+
+
+def max_pages(info: RunnerInfo) -> dict[str, int]:
+    """Pages in the longest row of each group's block table."""
+    limits = {spec.group: spec.limit for spec in info.caches if isinstance(spec, PageSpec)}
+    longest = info.max_seq_len
+    return {
+        group: -(-(longest if limit is None else min(limit, longest)) // info.page_size)
+        for group, limit in limits.items()
+    }
 
 
 def _array(batch: StepBatch, name: str) -> np.ndarray:  # type: ignore[type-arg]
