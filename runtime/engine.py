@@ -377,4 +377,9 @@ def _limits(options: EngineOptions, info: RunnerInfo) -> Limits:
         if asked is not None and asked > allowed:
             raise ValueError(f"{name}={asked} exceeds {name}={allowed} of the engine")
         limits[name] = allowed if asked is None else asked
-    return Limits(max_chunk=options.max_chunk, max_draft_tokens=options.max_draft_tokens, **limits)
+    return Limits(
+        max_chunk=options.max_chunk,
+        max_draft_tokens=options.max_draft_tokens,
+        max_logits_rows=info.max_logits_rows,
+        **limits,
+    )

@@ -20,12 +20,17 @@ DRAFT_ROWS = 32  # tokens in a step up to which one more costs little beside rea
 
 @dataclass(frozen=True)
 class Limits:
-    """Size of a step. `max_chunk` bounds the prefill tokens that one sequence gets in one step."""
+    """Size of a step. `max_chunk` bounds the prefill tokens that one sequence gets in one step.
+
+    `max_logits_rows` bounds the tokens that want logits; it leaves room for one a sequence and for all drafts. None:
+    all may.
+    """
 
     max_batch_size: int
     max_num_tokens: int
     max_chunk: int | None = None
     max_draft_tokens: int = 0
+    max_logits_rows: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("max_batch_size", 1), ("max_num_tokens", 1), ("max_chunk", 1), ("max_draft_tokens", 0)):
@@ -246,11 +251,19 @@ class Scheduler:
         count = min(left, budget, self.limits.max_chunk or budget, sequence.next_snapshot - sequence.computed)
         logits = int(count == left)
         if sequence.scores_prompt:
-            logits = count = min(count, MAX_LOGITS_ROWS)
+            logits = count = min(count, MAX_LOGITS_ROWS, self._logits_left(plan))
         if not self._make_room(plan, sequence, count):
             return 0
         plan.add(sequence, count, logits)
         return count
+
+    def _logits_left(self, plan: Plan) -> int:
+        """Rows of logits for one more sequence: at least one, as one is kept for each that may come after it."""
+        limits = self.limits
+        if limits.max_logits_rows is None or limits.max_logits_rows >= limits.max_num_tokens:
+            return limits.max_num_tokens
+        others = limits.max_batch_size - len(plan.sequences) - 1
+        return limits.max_logits_rows - sum(plan.logits) - others
 
     def _is_ready(self, plan: Plan, sequence: Sequence, count: int) -> bool:
         """See to it that `count` more tokens can run; false when they cannot."""

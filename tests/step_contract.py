@@ -24,6 +24,7 @@ def check_batch(batch: StepBatch, info: RunnerInfo) -> None:
     assert all(array.dtype == np.int32 for array in arrays.values()), {k: v.dtype for k, v in arrays.items()}
     assert 0 < rows <= info.max_batch_size
     assert 0 < tokens <= info.max_num_tokens
+    assert len(batch.logits_indices) <= info.max_logits_rows
     counts = np.diff(batch.cu_seqlens)
     assert batch.cu_seqlens.shape == (rows + 1,)
     assert batch.cu_seqlens[0] == 0

@@ -37,6 +37,20 @@ def test_a_long_prompt_is_scored_a_part_a_step() -> None:
     assert max(len(batch.logits_indices) for batch in runner.batches) == MAX_LOGITS_ROWS
 
 
+def test_prompts_that_are_scored_share_the_rows_of_logits() -> None:
+    """Nobody waits for a row: each has one in every step. Drafts have theirs, too."""
+    info = replace(null_info(4, 4, 200, 200, num_pages={"full": 201, "window": 201}, num_slots=13), max_logits_rows=40)
+    runner = NullRunner(info)
+    engine = Engine(runner, options=options(max_draft_tokens=4))
+    scored = [ask(f"scored-{i}", [i, *range(3)] * 20, prompt_log_probs=0) for i in range(3)]
+    client = start(engine, ask("a", [1, 2, 3] * 4, max_tokens=40), *scored, ask("b", [2, 1] * 20))
+    client.run()
+    assert all(client.is_lone(request) for request in scored)
+    rows = [len(batch.logits_indices) for batch in runner.batches]
+    assert max(rows) == 40
+    assert all(batch.num_sequences == 4 for batch in runner.batches[:3])
+
+
 def test_a_prompt_is_scored_in_full_whatever_is_cached_of_it() -> None:
     engine = Engine(NullRunner(INFO), options=options())
     request = ask("scored", range(1, 20), prompt_log_probs=1)
