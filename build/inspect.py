@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hybridtrt.build.engine import BuildConfig, EngineConfig, is_engine, read_engine_config
+from hybridtrt.build.engine import CONFIG_FILE, ENGINE_FILE, BuildConfig, EngineConfig, is_engine, read_engine_config
 from hybridtrt.build.lowering import PackedWeight, stored_as
 from hybridtrt.build.packed_file import used_bytes
 from hybridtrt.build.tactics import Tuned
@@ -72,12 +73,14 @@ def _pages(name: str, pool: GroupPool) -> str:
 
 
 def inspect(folder: str | Path) -> Report:
-    """Raises `ValueError` for a folder that is none of the three."""
+    """Raises `ValueError` for a folder that is none of the three, or an engine that is not whole."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
-    if is_engine(folder):
+    if is_engine(folder) or _describes_engine(folder / CONFIG_FILE):
         config = read_engine_config(folder)
+        if not (folder / ENGINE_FILE).is_file():
+            raise ValueError(f"{folder}: there is no {ENGINE_FILE} in it; build the engine again")
         program, load = config.program(), Load(tokens=1, sequences=1, logits_rows=1, attended=1)
         stored = _stored_bytes(config, program)
         return Report(
@@ -92,6 +95,15 @@ def inspect(folder: str | Path) -> Report:
     if is_checkpoint(folder):
         return Report("checkpoint", describe(load_checkpoint(folder).config))
     return Report("model", describe(read_model_config(folder)))
+
+
+def _describes_engine(path: Path) -> bool:
+    """Whether a `config.json` is an engine's."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and "build_config" in data
 
 
 def _stored_bytes(config: EngineConfig, program: Program) -> Callable[[Node, str], int]:

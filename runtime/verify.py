@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -124,31 +125,27 @@ def verify(
     """
     engine_dir = Path(engine_dir)
     config = read_engine_config(engine_dir).model
-    progress("loading transformers' model")
-    oracle, stored = _load_oracle(Path(model_dir))
-    vocab_size = oracle.config.get_text_config().vocab_size
-    if vocab_size != config.vocab_size:
-        raise ValueError(f"{model_dir} has {vocab_size} tokens, {engine_dir} has {config.vocab_size}")
-    if threshold is None:
-        threshold = THRESHOLDS["float32" if stored == config.dtype else config.dtype]
-    progress("loading the engine")
-    runner = load_runner(engine_dir, RuntimeOptions())
-    rng = np.random.default_rng(0)
-    prompts = [
-        rng.integers(0, config.vocab_size, length).tolist()
-        for length in PROMPT_LENGTHS
-        if length < runner.info.max_seq_len
-    ]
-    if not prompts:
-        raise ValueError(f"{engine_dir}: max_seq_len={runner.info.max_seq_len} leaves no room for a prompt and a token")
-    reports: list[PromptReport] = []
-    for prompt in prompts:
-        progress(f"prompt of {len(prompt)} tokens, {len(reports) + 1} of {len(prompts)}")
-        reports.append(_compare(oracle, runner, prompt, min(NEW_TOKENS, runner.info.max_seq_len - len(prompt))))
-    layers: tuple[LayerReport, ...] = ()
-    if isinstance(runner, TracingRunner):
-        progress(f"{len(config.layers)} layers")
-        layers = _compare_layers(oracle, runner, config, prompts[-1])
+    progress("loading the engine")  # first: whether it runs here is known at once
+    with closing(load_runner(engine_dir, RuntimeOptions())) as runner:
+        progress("loading transformers' model")
+        oracle, stored = _load_oracle(Path(model_dir))
+        vocab_size = oracle.config.get_text_config().vocab_size
+        if vocab_size != config.vocab_size:
+            raise ValueError(f"{model_dir} has {vocab_size} tokens, {engine_dir} has {config.vocab_size}")
+        if threshold is None:
+            threshold = THRESHOLDS["float32" if stored == config.dtype else config.dtype]
+        rng, longest = np.random.default_rng(0), runner.info.max_seq_len
+        prompts = [rng.integers(0, config.vocab_size, n).tolist() for n in PROMPT_LENGTHS if n < longest]
+        if not prompts:
+            raise ValueError(f"{engine_dir}: max_seq_len={longest} leaves no room for a prompt and a token")
+        reports: list[PromptReport] = []
+        for prompt in prompts:
+            progress(f"prompt of {len(prompt)} tokens, {len(reports) + 1} of {len(prompts)}")
+            reports.append(_compare(oracle, runner, prompt, min(NEW_TOKENS, longest - len(prompt))))
+        layers: tuple[LayerReport, ...] = ()
+        if isinstance(runner, TracingRunner):
+            progress(f"{len(config.layers)} layers")
+            layers = _compare_layers(oracle, runner, config, prompts[-1])
     return VerifyReport(config.architecture, tuple(reports), threshold, layers)
 
 

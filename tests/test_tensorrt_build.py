@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,6 +22,8 @@ from hybridtrt.build.tensorrt.info import TensorRTInfo
 from hybridtrt.build.tensorrt.target import checksum, plugin_calls
 from hybridtrt.plugins.gpu.kernel_folder import KernelFolder
 from hybridtrt.plugins.gpu.plan import Sizes, plan
+from hybridtrt.runtime import verify
+from hybridtrt.runtime.gpu import load
 from hybridtrt.runtime.load import load_runner
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,6 +135,39 @@ def test_defaults_of_a_gpu_target() -> None:
 def test_without_a_gpu_it_is_not_run(engine: Path) -> None:
     with pytest.raises(ValueError, match="needs an NVIDIA GPU, and CUDA finds none here"):
         load_runner(engine)
+
+
+def test_verify_says_so_before_it_loads_transformers_model(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "_load_oracle", lambda folder: pytest.fail("transformers was asked"))
+    with pytest.raises(ValueError, match="needs an NVIDIA GPU, and CUDA finds none here"):
+        verify.verify(checkpoint(FAMILY).path, engine)
+
+
+@pytest.mark.parametrize(
+    ("files", "kept", "line"),
+    [
+        ("rank0.engine", None, r"/engine: there is no rank0\.engine in it; build the engine again$"),
+        ("kernels/manifest.json", None, r"manifest\.json: the kernels of the engine are missing"),
+        ("kernels/*/kernel.json", None, r"the kernel of layers\.0\.\S+ \(\w+\) is missing or damaged$"),
+        ("kernels/*/kernel.cubin", -1, r"the kernel of layers\.0\.\S+ \(\w+\) is missing or damaged$"),
+    ],
+)
+def test_what_is_damaged_is_said_without_a_gpu(
+    engine: Path, files: str, kept: int | None, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And without TensorRT."""
+    monkeypatch.setattr(load, "backend", lambda target: pytest.fail("TensorRT was asked"))
+    shutil.copytree(engine, tmp_path / "engine")
+    for path in (tmp_path / "engine").glob(files):
+        data = path.read_bytes()
+        path.unlink()
+        if kept is not None:
+            path.write_bytes(data[:kept])
+    with pytest.raises(ValueError, match=line):
+        load_runner(tmp_path / "engine")
+    if files == "rank0.engine":
+        with pytest.raises(ValueError, match=line):
+            inspect(tmp_path / "engine")
 
 
 def test_a_gpu_named_twice_has_its_kernels_once() -> None:

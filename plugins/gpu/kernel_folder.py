@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from hybridtrt.plugins.call import Call
 from hybridtrt.plugins.gpu.compile import Compiled, compile_calls, load_kernel, save_kernel
@@ -28,12 +30,14 @@ def write_kernels(
     made = compile_calls(unique, compute_capabilities, cache, progress=progress)
     folder.mkdir()
     listed: dict[str, dict[str, list[str]]] = {}
+    checksums = {}
     for call, kernels in zip(unique, made, strict=True):
         by_capability = listed.setdefault(call.key, {str(number): [] for number in compute_capabilities})
         for kernel in kernels:
             by_capability[str(kernel.compute_capability)].append(kernel.key)
+            checksums[kernel.key] = zlib.crc32(kernel.cubin)
             save_kernel(kernel, folder / kernel.key)
-    data = {"compute_capabilities": list(compute_capabilities), "calls": listed}
+    data = {"compute_capabilities": list(compute_capabilities), "calls": listed, "checksums": checksums}
     (folder / MANIFEST).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
@@ -42,7 +46,7 @@ class KernelFolder:
 
     def __init__(self, folder: Path, compute_capability: int, driver: Driver) -> None:
         """Raises `ValueError` for a folder that is damaged or has no kernels for this compute capability."""
-        capabilities, calls = _manifest(folder / MANIFEST)
+        capabilities, calls, self._checksums = _manifest(folder / MANIFEST)
         if compute_capability not in capabilities:
             known = ", ".join(map(str, capabilities))
             raise ValueError(
@@ -65,14 +69,33 @@ class KernelFolder:
         found = []
         for key in self._calls[call.key]:
             kernel = load_kernel(self._folder / key)
-            if kernel is None:
+            if kernel is None or zlib.crc32(kernel.cubin) != self._checksums.get(key):
                 raise ValueError(f"{self._folder / key}: the kernel of {call.name} ({call.op}) is missing or damaged")
             found.append(kernel)
         return found
 
 
-def _manifest(path: Path) -> tuple[list[int], dict[str, dict[str, list[str]]]]:
-    """Compute capabilities, and the kernels of each call for each of them."""
+class _NoDriver:
+    """Takes kernels without a GPU, and launches none."""
+
+    def load(self, cubin: bytes, entry: str, shared_bytes: int) -> int:
+        return 0
+
+    def launch(self, *arguments: Any) -> None:
+        raise RuntimeError("these kernels were not loaded")
+
+
+def check_kernels(folder: Path, calls: Sequence[Call]) -> None:
+    """Raise `ValueError` where the kernels of a call are missing or damaged, for whichever GPU."""
+    capabilities, _, _ = _manifest(folder / MANIFEST)
+    for capability in capabilities:
+        kernels = KernelFolder(folder, capability, _NoDriver())
+        for call in calls:
+            kernels.launcher(call)
+
+
+def _manifest(path: Path) -> tuple[list[int], dict[str, dict[str, list[str]]], dict[str, int]]:
+    """Compute capabilities, the kernels of each call for each of them, and the CRC-32 of each kernel's machine code."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         capabilities = [int(number) for number in data["compute_capabilities"]]
@@ -80,8 +103,9 @@ def _manifest(path: Path) -> tuple[list[int], dict[str, dict[str, list[str]]]]:
             str(key): {str(number): [str(name) for name in kernels[str(number)]] for number in capabilities}
             for key, kernels in data["calls"].items()
         }
+        checksums = {str(key): int(number) for key, number in data["checksums"].items()}
     except OSError as error:
         raise ValueError(f"{path}: the kernels of the engine are missing ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error!r}") from None
-    return capabilities, calls
+    return capabilities, calls, checksums

@@ -10,10 +10,27 @@ from hybridtrt.build.engine import EngineConfig
 from hybridtrt.build.tensorrt.info import TensorRTInfo
 from hybridtrt.build.tensorrt.stored import stored_tensors
 from hybridtrt.build.tensorrt.target import checksum
-from hybridtrt.converters.checkpoint import load_checkpoint
+from hybridtrt.converters.checkpoint import Checkpoint, load_checkpoint
 from hybridtrt.runtime.gpu.device import Bytes, Device
 
 CHUNK = 64 << 20  # bytes of pinned memory that tensors pass through
+
+
+def weights_source(config: EngineConfig, info: TensorRTInfo) -> Checkpoint | None:
+    """The checkpoint with the weights of an engine that has none.
+
+    Raises `ValueError` where it is gone, or holds another model than the engine.
+    """
+    if info.checkpoint is None:
+        return None
+    folder = Path(info.checkpoint)
+    try:
+        checkpoint = load_checkpoint(folder)
+    except ValueError as error:
+        raise ValueError(f"the engine's weights are those of {folder}, which cannot be read: {error}") from None
+    if checkpoint.config != config.model:
+        raise ValueError(f"{folder} holds another model than the engine was built from; build the engine again")
+    return checkpoint
 
 
 def upload_weights(config: EngineConfig, info: TensorRTInfo, device: Device) -> dict[str, tuple[int, tuple[int, ...]]]:
@@ -21,15 +38,10 @@ def upload_weights(config: EngineConfig, info: TensorRTInfo, device: Device) -> 
 
     Raises `ValueError` for a checkpoint that is gone or not the one that the engine was built from.
     """
-    if info.checkpoint is None or info.checksums is None:
+    checkpoint, checksums = weights_source(config, info), info.checksums
+    if checkpoint is None or checksums is None:
         return {}
-    folder, checksums = Path(info.checkpoint), info.checksums
-    try:
-        checkpoint = load_checkpoint(folder)
-    except ValueError as error:
-        raise ValueError(f"the engine's weights are those of {folder}, which cannot be read: {error}") from None
-    if checkpoint.config != config.model:
-        raise ValueError(f"{folder} holds another model than the engine was built from; build the engine again")
+    folder = checkpoint.path
 
     def read(name: str) -> torch.Tensor:
         tensor = checkpoint.tensor(name)

@@ -1,4 +1,7 @@
-"""From the folder of an engine for a GPU to its runner; all that can be wrong is found before anything is loaded."""
+"""From the folder of an engine for a GPU to its runner; all that can be wrong is found before anything is loaded.
+
+What is wrong with the folder itself is said first, on machines without TensorRT and without a GPU, too.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from hybridtrt.build.tensorrt.bindings import LOGITS
 from hybridtrt.build.tensorrt.info import TensorRTInfo
 from hybridtrt.build.tensorrt.target import KERNELS, plugin_calls
 from hybridtrt.plugins.gpu.cuda import CudaDriver
-from hybridtrt.plugins.gpu.kernel_folder import KernelFolder
+from hybridtrt.plugins.gpu.kernel_folder import KernelFolder, check_kernels
 from hybridtrt.runtime.gpu.cuda_device import CudaDevice
 from hybridtrt.runtime.gpu.device import Device
-from hybridtrt.runtime.gpu.input_weights import upload_weights
+from hybridtrt.runtime.gpu.input_weights import upload_weights, weights_source
 from hybridtrt.runtime.gpu.pools import pool_bytes
 from hybridtrt.runtime.gpu.runner import TensorRTRunner, logits_bytes
 from hybridtrt.runtime.gpu.staging import array_bytes
@@ -27,7 +30,11 @@ from hybridtrt.runtime.runner import RunnerInfo
 
 def load_tensorrt_runner(engine_dir: Path, config: EngineConfig, info: RunnerInfo) -> TensorRTRunner:
     """Load an engine of a GPU target. Raises `ValueError` with one line for whatever does not fit."""
-    about = described(engine_dir, config)
+    about, path, calls = described(engine_dir, config), engine_dir / ENGINE_FILE, plugin_calls(config)
+    if not path.is_file():
+        raise ValueError(f"{engine_dir}: there is no {ENGINE_FILE} in it; build the engine again")
+    check_kernels(engine_dir / KERNELS, calls)
+    weights_source(config, about)
     trt = backend(config.build.target).trt
     check_version(engine_dir, about, trt)
     device = CudaDevice()
@@ -36,11 +43,8 @@ def load_tensorrt_runner(engine_dir: Path, config: EngineConfig, info: RunnerInf
         driver = CudaDriver()
         undo.callback(driver.unload)
         kernels = KernelFolder(engine_dir / KERNELS, device.compute_capability, driver)
-        for call in plugin_calls(config):  # now: an error in the middle of a step would be lost in TensorRT
+        for call in calls:  # now: an error in the middle of a step would be lost in TensorRT
             kernels.launcher(call)
-        path = engine_dir / ENGINE_FILE
-        if not path.is_file():
-            raise ValueError(f"{engine_dir}: there is no {ENGINE_FILE} in it")
         beside = bytes_beside_engine(config, info)
         check_memory(device, {"engine": engine_bytes(config, path)} | beside)
         engine = TensorRTEngine(trt, path, kernels.launcher, device.stream)
