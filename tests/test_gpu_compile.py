@@ -84,6 +84,24 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, caplog: 
     ]
 
 
+@pytest.mark.parametrize(
+    ("version", "capabilities", "warned"),
+    [("3.6.0", [90], False), ("3.6.0", [90, 100, 120], True), ("3.8.0", [100], False), ("3.10.1", [120], False)],
+)
+def test_a_compiler_that_is_wrong_for_a_gpu_is_named(
+    version: str,
+    capabilities: list[int],
+    warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("triton.__version__", version)
+    compile_calls([], capabilities)
+    found = [record.getMessage() for record in caplog.records]
+    assert len(found) == warned
+    assert all(line.startswith("triton 3.6.0: what it compiles for compute capability 100 and 120 ") for line in found)
+
+
 def end_the_process(*arguments: Any) -> None:
     os._exit(1)
 

@@ -75,6 +75,7 @@ def compile_calls(
         if capability not in COMPUTE_CAPABILITIES:
             known = ", ".join(map(str, COMPUTE_CAPABILITIES))
             raise ValueError(f"compute capability {capability} is not supported; supported: {known}")
+    _warn_of_races(compute_capabilities)
     if cache is not None:
         _warn_if_closed(cache)
     found: list[list[Compiled]] = [[] for _ in calls]
@@ -93,6 +94,20 @@ def compile_calls(
     finally:
         pool.shutdown(cancel_futures=True)
     return found
+
+
+def _warn_of_races(compute_capabilities: Sequence[int]) -> None:
+    import triton
+
+    blackwell = [number for number in compute_capabilities if number >= 100]
+    if blackwell and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8):
+        listed = " and ".join(map(str, blackwell))
+        log.warning(
+            "triton %s: what it compiles for compute capability %s may race where a state passes through products "
+            "(triton-lang/triton issue 10590); 3.8 is the version to build with",
+            triton.__version__,
+            listed,
+        )
 
 
 def _warn_if_closed(cache: Path) -> None:
