@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import nan
+
 from hybridtrt.runtime.request import FinishReason, Output, Request, TopLogProbs
 from hybridtrt.runtime.text_stream import TextStream
 
@@ -21,6 +23,7 @@ class Answer:
         self._interval = params.stream_interval
         self._eager = any(params.stop_words)
         self._scored = params.return_log_probs or params.top_log_probs > 0 or params.prompt_log_probs is not None
+        self.direct = not (self._eager or self._scored)  # whether `next` can be called
         self._tokens: list[int] = []
         self._unread: list[int] = []
         self._pieces: list[str] = []
@@ -40,6 +43,18 @@ class Answer:
         if visible:
             self._unread.append(token)
         return (self._eager or self.due) and self._read(self._text)
+
+    def next(self, token: int) -> Output | None:
+        """`push` and `take` for an answer without stop words and scores that goes on; None: no output is due."""
+        if self._interval > 1:
+            self.push(token, nan, ())
+            return self.take() if self.due else None
+        try:
+            text = "" if self._text is None else self._text.next(token)
+        except Exception:
+            self._tokens.append(token)  # it goes with the error
+            raise
+        return Output(self._request_id, (token,), text, (), None, None, self.index)
 
     def push_prompt(self, log_probs: tuple[tuple[float, TopLogProbs], ...]) -> None:
         """Add log-probabilities of the next tokens of the prompt."""

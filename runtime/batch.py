@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from hybridtrt.plugins.step import Int32, StepBatch
 from hybridtrt.runtime.cache_manager import CacheManager
 from hybridtrt.runtime.pages import Holding, PagePool
 from hybridtrt.runtime.scheduler import Plan
-from hybridtrt.runtime.sequence import Sequence
 
 
 class BlockTable:
@@ -46,9 +43,6 @@ class BatchBuilder:
         self._caches = caches
         self._numbers = np.arange(num_rows + 1, dtype=np.int32)
         self._tables = [BlockTable(pool, num_rows, max_seq_len) for pool in caches.pools]
-        self._source, self._target = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.int32)  # slots by row
-        self._sequences: list[Sequence] = []  # of the last step
-        self._rows = np.zeros(0, np.int32)  # theirs
 
     def build(self, plan: Plan) -> StepBatch:
         """Arrays of one step; row `b` asks for the logits of its last `plan.logits[b]` tokens."""
@@ -57,22 +51,25 @@ class BatchBuilder:
 
     def _decode(self, plan: Plan) -> StepBatch:
         """Where every row runs one token, as in most steps, little has to be computed."""
-        sequences = plan.sequences
-        context = np.array([sequence.computed for sequence in sequences], np.int32)
+        now = plan.now
         return StepBatch(
-            input_ids=np.array([sequence.output_ids[-1] for sequence in sequences], np.int32),
-            positions=context,
-            cu_seqlens=self._numbers[: len(sequences) + 1],
-            context_lens=context,
-            logits_indices=self._numbers[: len(sequences)],
-            **self._held(sequences, int(context.max()) + 1),
+            input_ids=now.last,
+            positions=now.computed,
+            cu_seqlens=self._numbers[: plan.singles + 1],
+            context_lens=now.computed,
+            logits_indices=self._numbers[: plan.singles],
+            state_src=now.source,
+            state_dst=now.target,
+            block_tables=self._block_tables(plan.rows, int(now.computed.max()) + 1),
         )
 
     def _mixed(self, plan: Plan) -> StepBatch:
-        sequences = plan.sequences
+        others = [sequence.row for sequence in plan.sequences[plan.singles :]]
+        rows = np.concatenate([plan.rows, others], dtype=np.int32)
+        now = self._caches.rows.take(rows)
+        context = now.computed
         counts = _counts(plan.counts, plan.singles)
-        context = np.array([sequence.computed for sequence in sequences], np.int32)
-        cu_seqlens = np.zeros(len(sequences) + 1, np.int32)
+        cu_seqlens = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(counts, out=cu_seqlens[1:])
         positions = np.arange(cu_seqlens[-1], dtype=np.int32) + np.repeat(context - cu_seqlens[:-1], counts)
         return StepBatch(
@@ -81,27 +78,20 @@ class BatchBuilder:
             cu_seqlens=cu_seqlens,
             context_lens=context,
             logits_indices=_logits_indices(_counts(plan.logits, plan.singles), cu_seqlens[1:]),
-            **self._held(sequences, int((context + counts).max())),
+            state_src=now.source,
+            state_dst=now.target,
+            block_tables=self._block_tables(rows, int((context + counts).max())),
         )
 
-    def _held(self, sequences: list[Sequence], longest: int) -> dict[str, Any]:
-        """The slots of sequences, the longest of which will have so many tokens, and their pages."""
-        if sequences != self._sequences:
-            self._sequences, self._rows = sequences, np.array([sequence.row for sequence in sequences], np.int32)
-        return {
-            "state_src": self._source[self._rows],
-            "state_dst": self._target[self._rows],
-            "block_tables": {table.pool.group: table.rows(self._rows, longest) for table in self._tables},
-        }
+    def _block_tables(self, rows: Int32, longest: int) -> dict[str, Int32]:
+        """The pages of rows, the longest of which will have so many tokens, by group."""
+        return {table.pool.group: table.rows(rows, longest) for table in self._tables}
 
     def _update_tables(self) -> None:
         for sequence, fresh in self._caches.changed:
-            if fresh:
-                self._sequences = []
             if sequence.running:
                 for table, holding in zip(self._tables, sequence.holdings, strict=True):
                     table.write(sequence.row, holding, fresh)
-                self._source[sequence.row], self._target[sequence.row] = sequence.source, sequence.target
         self._caches.changed.clear()
 
 
@@ -115,7 +105,7 @@ def _counts(values: list[int], singles: int) -> Int32:
 def _input_ids(plan: Plan, num_tokens: int) -> Int32:
     ids = np.empty(num_tokens, np.int32)
     end = plan.singles
-    ids[:end] = [sequence.output_ids[-1] for sequence in plan.sequences[:end]]
+    ids[:end] = plan.now.last
     for sequence, count in zip(plan.sequences[plan.singles :], plan.counts[plan.singles :], strict=True):
         start, end = end, end + count
         ids[start:end] = sequence.pending(count)

@@ -28,6 +28,12 @@ class ByteDetokenizer:
         text = self._decode(b"".join([self._bytes[token] for token in tokens]))
         return self._begin(text) if self._drop else text
 
+    def next(self, token: int) -> str:
+        """`push` of one token."""
+        if not (self._held or self._drop) and (text := self._bytes.texts[token]) is not None:
+            return text
+        return self.push(token)
+
     def flush(self) -> str:
         """The text of what is still held back, when no more will come."""
         return self._begin(self._decode(b"", final=True))

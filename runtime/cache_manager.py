@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hybridtrt.converters.memory import cache_memory
+from hybridtrt.plugins.step import Int32
 from hybridtrt.runtime.admission import Admission
 from hybridtrt.runtime.page_tables import Copies, PageTables
 from hybridtrt.runtime.pages import PagePool
 from hybridtrt.runtime.prefix_cache import NEVER, Hit, PrefixCache, extend_keys
+from hybridtrt.runtime.rows import Numbers, Rows
 from hybridtrt.runtime.runner import RunnerInfo
 from hybridtrt.runtime.sequence import Sequence
 from hybridtrt.runtime.slots import SlotPool
@@ -39,13 +43,12 @@ class CacheManager:
     def __init__(self, info: RunnerInfo, options: CacheOptions, admission: Admission) -> None:
         state_bytes = cache_memory(info.caches).state_bytes
         self.options = options
+        self.rows = Rows(info.max_batch_size)
         self.pages = PageTables(info, options.reserve, admission)
         self.states = States(info.num_slots, state_bytes) if state_bytes else None
         self.prefixes = PrefixCache(self.pools, self.slots, info.page_size, options.snapshot_interval)
         self.swap = SwapSpace(options.swap_bytes)
-        self.changed: list[tuple[Sequence, bool]] = []  # whose pages or slots changed, and whether their rows are new
-        self._num_rows = info.max_batch_size
-        self._rows = list(range(self._num_rows - 1, -1, -1))
+        self.changed: list[tuple[Sequence, bool]] = []  # whose pages changed, and whether their rows are new
 
     @property
     def pools(self) -> list[PagePool]:
@@ -65,34 +68,26 @@ class CacheManager:
         hit = self._find(sequence)
         if not self.pages.begin(sequence, hit.tokens, hit.pages):
             return None
-        if self.states is not None:
-            self.states.begin(sequence, hit.slot)
         if self.options.reuse:
             sequence.junction = self.prefixes.junction(sequence.keys, sequence.total)
         self._enter(sequence, hit.tokens)
+        if self.states is not None:
+            self.states.begin(sequence, hit.slot)
         return hit
 
-    def unready(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """Those that cannot run just the token that they sampled last, or not without `grow` and `stage`."""
-        if self.states is None:
-            return [s for s in sequences if s.total - s.computed != 1 or not s.output_ids or s.total > s.room]
-        records = self.states.slots.records
-        return [
-            s
-            for s in sequences
-            if s.total - s.computed != 1
-            or not s.output_ids
-            or s.total > s.room
-            or (record := records[s.source]).tokens != s.computed
-            or record.generation != s.source_generation
-        ]
+    def ready(self, now: Numbers) -> NDArray[np.bool_]:
+        """Which rows [N] can run the token that was sampled last, and just that, without `grow` and `stage`."""
+        ready = (now.total - now.computed == 1) & (now.computed < now.room)
+        if self.states is not None:
+            ready &= self.states.sound(now)
+        return np.asarray(ready)
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
         """Make room for `tokens` tokens in all; false when there is none."""
         if tokens <= sequence.capacity:
             return True
         grown = self.pages.grow(sequence, tokens)
-        sequence.room = min(sequence.capacity, sequence.next_snapshot)
+        self._set_room(sequence)
         self.changed.append((sequence, False))  # pages may have been given back in any case
         return grown
 
@@ -107,25 +102,30 @@ class CacheManager:
         if sequence.computed >= sequence.next_snapshot:
             if sequence.computed == sequence.next_snapshot:
                 self.states.leave_snapshot(sequence, sequence.keys[sequence.computed // self.pages.page_size - 1])
-                self.changed.append((sequence, False))
             self._plan_snapshot(sequence)
 
     def part(self, sequence: Sequence) -> bool:
         """Let the next step leave the states as they are, for drafts; false if there is no slot for that."""
-        self.changed.append((sequence, False))
         return self.states is None or self.states.part(sequence)
 
-    def commit(self, sequences: Items[Sequence], count: int) -> None:
-        """A step has run `count` more tokens of each of these sequences."""
-        for sequence in sequences:
-            sequence.computed += count
+    def commit(self, sequence: Sequence, count: int) -> None:
+        """A step has run `count` more tokens of a sequence."""
+        sequence.computed += count
         if self.states is not None:
-            self.changed += [(sequence, False) for sequence in self.states.commit(sequences)]
+            self.states.commit(sequence)
+        if self.options.reuse and sequence.computed - sequence.registered >= self.pages.page_size:
+            self._register(sequence)
+
+    def commit_singles(self, sequences: Items[Sequence], rows: Int32, now: Numbers) -> None:
+        """A step has run one more token of each of these sequences, in these rows [N]; `now`: as it was before."""
+        computed = now.computed + 1
+        self.rows.numbers.computed[rows] = computed
+        if self.states is not None:
+            for i in self.states.commit_all(now, computed):
+                self.states.commit(sequences[i])
         if self.options.reuse:
-            page_size = self.pages.page_size
-            for sequence in [s for s in sequences if s.computed - s.registered >= page_size]:
-                self._extend_keys(sequence, sequence.computed)
-                self.pages.register(sequence)
+            for i in np.flatnonzero(computed % self.pages.page_size == 0).tolist():
+                self._register(sequences[i])
 
     def fork(self, leader: Sequence, follower: Sequence) -> Copies | None:
         """Let a follower run on from all that its leader has computed.
@@ -137,11 +137,10 @@ class CacheManager:
         copies = self.pages.fork(leader, follower)
         if copies is None:
             return None
-        if self.states is not None:
-            self.states.share(leader, follower)
-            self.changed.append((leader, False))
         follower.keys = list(leader.keys)
         self._enter(follower, leader.computed)
+        if self.states is not None:
+            self.states.share(leader, follower)
         return copies
 
     def num_bytes(self, sequence: Sequence) -> int:
@@ -152,6 +151,7 @@ class CacheManager:
         """Take everything from a running sequence and note where it was, for the runner to copy before others write."""
         self.pages.trim(sequence)
         sequence.swapped = Swapped(
+            tokens=sequence.computed,
             pages=self.pages.computed(sequence),
             slots=[] if self.states is None else [sequence.source],
             starts=[holding.start for holding in sequence.holdings],
@@ -165,14 +165,14 @@ class CacheManager:
         swapped = sequence.swapped
         assert swapped is not None
         pages = [(start, ()) for start in swapped.starts]
-        if not self._has_room() or not self.pages.begin(sequence, sequence.computed, pages):
+        if not self._has_room() or not self.pages.begin(sequence, swapped.tokens, pages):
             return None
         for pool, holding in zip(self.pools, sequence.holdings, strict=True):
             pool.take(holding, len(swapped.pages[pool.group]))
+        self._enter(sequence, swapped.tokens)
         if self.states is not None:
-            self.states.begin(sequence, tokens=sequence.computed)
+            self.states.begin(sequence, tokens=swapped.tokens)
         self.drop_swapped(sequence)
-        self._enter(sequence, sequence.computed)
         return swapped
 
     def drop_swapped(self, sequence: Sequence) -> None:
@@ -188,8 +188,7 @@ class CacheManager:
             known = keep and self.options.reuse and not rest and 0 < count <= len(sequence.keys)
             self.states.release(sequence, sequence.keys[count - 1] if known else None)
         self.pages.release(sequence)
-        self._rows.append(sequence.row)
-        sequence.row = -1
+        self.rows.leave(sequence)
 
     def take_lost(self) -> tuple[dict[str, list[int]], list[int]]:
         """Pages by group and slots whose content is gone since the last call; some may be in use again."""
@@ -202,9 +201,7 @@ class CacheManager:
         faults = self.pages.faults(running)
         if self.states is not None:
             faults += self.states.faults(running)
-        rows = sorted([*self._rows, *(sequence.row for sequence in running)])
-        if rows != list(range(self._num_rows)):
-            faults.append(f"the rows of block tables are damaged: {rows}")
+        faults += self.rows.faults(running)
         held = sum(sequence.swapped.num_bytes for sequence in waiting if sequence.swapped is not None)
         if self.swap.used != held:
             faults.append(f"{self.swap.used} bytes are swapped out, sequences that wait have {held}")
@@ -213,7 +210,7 @@ class CacheManager:
             raise RuntimeError(f"caches are damaged: {'; '.join(faults[:MAX_NAMED])}{more}")
 
     def _has_room(self, slots: int = 1) -> bool:
-        return bool(self._rows) and (self.states is None or self.states.has_room(slots))
+        return bool(self.rows.free) and (self.states is None or self.states.has_room(slots))
 
     def _find(self, sequence: Sequence) -> Hit:
         if not self.options.reuse or sequence.scores_prompt:
@@ -227,9 +224,13 @@ class CacheManager:
             rest = sequence.tokens(known * page_size, tokens)
             extend_keys(sequence.keys, rest, page_size, sequence.request.cache_salt)
 
+    def _register(self, sequence: Sequence) -> None:
+        """Let others find the pages that have become full."""
+        self._extend_keys(sequence, sequence.computed)
+        self.pages.register(sequence)
+
     def _enter(self, sequence: Sequence, computed: int) -> None:
-        sequence.row = self._rows.pop()
-        sequence.computed = computed
+        self.rows.enter(sequence, computed)
         self.changed.append((sequence, True))
         self._plan_snapshot(sequence)
 
@@ -238,4 +239,7 @@ class CacheManager:
         if self.options.reuse and self.states is not None:
             prompt = max(sequence.total, len(sequence.prompt))
             sequence.next_snapshot = self.prefixes.next_snapshot(sequence.computed, sequence.junction, prompt)
-        sequence.room = min(sequence.capacity, sequence.next_snapshot)
+        self._set_room(sequence)
+
+    def _set_room(self, sequence: Sequence) -> None:
+        self.rows.numbers.room[sequence.row] = min(sequence.capacity, sequence.next_snapshot)

@@ -44,6 +44,10 @@ class Detokenizer:
         self._ids += new
         return self._read(text)
 
+    def next(self, token: int) -> str:
+        """`push` of one token."""
+        return self.push(token)
+
     def flush(self) -> str:
         """The text of what is still held back, as the tokenizer decodes it, when no more will come."""
         if len(self._ids) == self._done:

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import islice
 from typing import Any, Literal, get_args
 
 from hybridtrt.runtime.admission import Admission
@@ -263,10 +262,10 @@ class Engine:
             sequence, count, wanted = plan.sequences[i], plan.counts[i], plan.logits[i]
             start, end = end, end + wanted
             if not wanted:
-                self._caches.commit([sequence], count)
+                self._caches.commit(sequence, count)
                 continue
             if sequence.followers:
-                self._caches.commit([sequence], count)
+                self._caches.commit(sequence, count)
                 outputs += self._fork(sequence, logits[start:end])
                 count = 0
             outputs += self._advance(sequence, count, choice, range(start, end))
@@ -275,11 +274,17 @@ class Engine:
     def _decode(self, plan: Plan, choice: Choice) -> list[Output]:
         """`_advance` for those that ran one token: most of all that happens, so it is spelled out."""
         outputs: list[Output] = []
-        self._caches.commit(plan.sequences[: plan.singles], 1)
-        rows = zip(plan.sequences, choice.tokens, choice.log_probs, choice.top, choice.valid, strict=False)
-        for sequence, token, log_prob, top, valid in islice(rows, plan.singles):
+        sequences, tokens = plan.sequences[: plan.singles], choice.tokens[: plan.singles]
+        self._caches.commit_singles(sequences, plan.rows, plan.now)
+        full = self._caches.rows.append(plan.rows, plan.now, tokens)
+        for i, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
             try:
-                reason = sequence.append(token, log_prob, top, valid)
+                if sequence.direct and choice.valid[i] and not full[i] and token not in sequence.stop_ids:
+                    sequence.output_ids.append(token)
+                    if (output := sequence.answer.next(token)) is not None:
+                        outputs.append(output)
+                    continue
+                reason = sequence.append(token, choice.log_probs[i], choice.top[i], choice.valid[i])
             except Exception as error:
                 outputs += self._fail(sequence, error)
                 continue
@@ -294,7 +299,7 @@ class Engine:
         """Add to an answer the sampled tokens of these rows, up to the first that its drafts did not foresee."""
         drafts, sequence.drafts = sequence.drafts, []
         if not drafts and count:
-            self._caches.commit([sequence], count)
+            self._caches.commit(sequence, count)
         reason: FinishReason | None = None
         accepted = 0
         try:
@@ -323,7 +328,7 @@ class Engine:
         if finished:
             return
         if accepted == drafts or self._caches.states is None:
-            self._caches.commit([sequence], count - drafts + accepted)
+            self._caches.commit(sequence, count - drafts + accepted)
 
     def _fork(self, leader: Sequence, logits: Logits) -> list[Output]:
         """Let the other answers of a request begin where its prompt has just ended."""

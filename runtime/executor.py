@@ -38,11 +38,11 @@ class Executor:
             self._runner.clear_slots([sequence.target for sequence in plan.started])
         if not plan.sequences:
             return np.zeros((0, self._runner.info.vocab_size), np.float32)
-        guided = [i for i, sequence in enumerate(plan.sequences) if sequence.guide is not None]
-        plan.guided = bool(guided)
-        for i in guided:
-            if plan.logits[i] and (guide := plan.sequences[i].guide) is not None:
-                guide.start()
+        for i in (*_special(plan), *range(plan.singles, len(plan.sequences))):
+            if (guide := plan.sequences[i].guide) is not None:
+                plan.guided = True
+                if plan.logits[i]:
+                    guide.start()
         batch = self._builder.build(plan)
         logits = self._runner.step(batch)
         expected = (len(batch.logits_indices), self._runner.info.vocab_size)
@@ -54,14 +54,16 @@ class Executor:
 
     def sample(self, plan: Plan, logits: Logits) -> Choice:
         """Sample from the logits of a plan: for sequence `i` the next `plan.logits[i]` rows of the result."""
-        sequences, ahead = plan.sequences[: plan.singles], [0] * plan.singles
+        sequences, ahead, special = plan.sequences[: plan.singles], [0] * plan.singles, _special(plan)
         for i in range(plan.singles, len(plan.sequences)):
+            if not plan.sequences[i].plain:
+                special += range(len(ahead), len(ahead) + plan.logits[i])
             sequences += [plan.sequences[i]] * plan.logits[i]
             ahead += range(plan.logits[i])
         masks = None
         if plan.guided:
             masks = [None if sequence.guide is None else sequence.guide.mask() for sequence in sequences]
-        return choose(logits, sequences, ahead, masks)
+        return choose(logits, sequences, ahead, masks, special)
 
     def sample_first(self, follower: Sequence, logits: Logits) -> Choice:
         """Sample the first token of an answer whose prompt its leader has run: `logits` `[1, vocab_size]`."""
@@ -84,6 +86,11 @@ class Executor:
         pages, slots = self._caches.take_lost()
         if self._poison and (pages or slots):
             self._runner.poison(pages, slots)
+
+
+def _special(plan: Plan) -> list[int]:
+    """The singles that are not `plain`."""
+    return [] if plan.now.plain.all() else np.flatnonzero(plan.now.plain == 0).tolist()
 
 
 def _score_prompts(plan: Plan, logits: Logits) -> Logits:

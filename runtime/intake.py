@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hybridtrt.runtime.answer import Answer
 from hybridtrt.runtime.drafts import NgramDrafter
 from hybridtrt.runtime.logits_processors import make_processors
-from hybridtrt.runtime.request import Request
+from hybridtrt.runtime.request import Request, SamplingParams
 from hybridtrt.runtime.runner import RunnerInfo
 from hybridtrt.runtime.sampler import temperature_of
 from hybridtrt.runtime.sequence import Sequence
@@ -40,6 +40,7 @@ class Intake:
         self._guides: Guides | None = None
         self._making_guides = threading.Lock()
         self._numbers = itertools.count()
+        self._ends = stop_ids(SamplingParams(), info.eos_token_ids)  # of most requests: one object stays in the caches
 
     def answers(self, request: Request) -> list[Sequence]:
         """The sequences of a request, of which the first leads the others.
@@ -52,6 +53,7 @@ class Intake:
         if words and self._tokenizer is None:
             raise ValueError(f"stop_words={words!r} need a tokenizer, and the engine has none")
         ends = stop_ids(params, self._info.eos_token_ids)
+        ends = self._ends if ends == self._ends else ends
         seed = secrets.randbits(64) if params.seed is None else params.seed
         guide = self._guide(request)
         now = self._clock()

@@ -37,16 +37,21 @@ class Choice:
 
 
 def choose(
-    logits: F32, sequences: Rows[Sequence], ahead: Rows[int], masks: Rows[Bitmask | None] | None = None
+    logits: F32,
+    sequences: Rows[Sequence],
+    ahead: Rows[int],
+    masks: Rows[Bitmask | None] | None = None,
+    special: Rows[int] | None = None,
 ) -> Choice:
     """Sample one token for each row of `logits` [R, V].
 
     Row i is `ahead[i]` tokens after the next one of `sequences[i]`, whose first `ahead[i]` drafts are taken for output.
+    Only the `special` rows (None: all) are not `plain`.
     The request's logits processors come first, then `masks[i]`, then temperature, top-k, top-p and min-p. The token is
     a function of the row, the request, its seed, the position and the history, so nothing depends on the other rows.
     Log-probabilities are those of the model's logits.
     """
-    special = [i for i, sequence in enumerate(sequences) if not sequence.plain]
+    special = range(len(sequences)) if special is None else special
     changed = {i for i in special if sequences[i].processors is not None or (masks and masks[i] is not None)}
     result = _sample(logits, sequences, ahead, [i for i in special if i not in changed])
     for i in changed:

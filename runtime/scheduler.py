@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import compress
 
+import numpy as np
+
+from hybridtrt.plugins.step import Int32
 from hybridtrt.runtime.cache_manager import CacheManager
 from hybridtrt.runtime.page_tables import Copies
 from hybridtrt.runtime.prefix_cache import Hit
+from hybridtrt.runtime.rows import Numbers
 from hybridtrt.runtime.runner import Costs
 from hybridtrt.runtime.sequence import Rank, Sequence
 from hybridtrt.runtime.swap import Swapped
@@ -43,22 +48,24 @@ class Limits:
 class Plan:
     """One step: `counts[i]` tokens of `sequences[i]`, of whose last `logits[i]` tokens the logits are wanted.
 
-    The first `singles` sequences run the token that they sampled last. Before the step the runner saves what was
-    `swapped_out`, restores what was `swapped_in` and zeroes the states of those that `started` from nothing. `failed`
-    sequences do not run: their slots do not hold their states.
+    The first `singles` sequences, which are in these `rows`, run the token that they sampled last. Before the step the
+    runner saves what was `swapped_out`, restores what was `swapped_in` and zeroes the states of those that `started`
+    from nothing. `failed` sequences do not run: their slots do not hold their states.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     logits: list[int] = field(default_factory=list)
     singles: int = 0
+    rows: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
+    now: Numbers = field(init=False)  # of these rows, before the step
     started: list[Sequence] = field(default_factory=list)
     hits: list[tuple[Sequence, Hit]] = field(default_factory=list)
     swapped_out: list[Sequence] = field(default_factory=list)
     swapped_in: list[tuple[Sequence, Swapped]] = field(default_factory=list)
     recomputed: int = 0  # sequences that lost what they had and wait
     failed: list[tuple[Sequence, RuntimeError]] = field(default_factory=list)
-    guided: bool = False  # whether one of them has a guide
+    guided: bool = False  # whether one of all has a guide
     decode_tokens: int = 0  # tokens of sequences that decode, those that run again after wrong drafts included
 
     @property
@@ -79,7 +86,8 @@ class Plan:
     def leave_out_preempted(self) -> None:
         """Take out the sequences that were preempted after they had been planned."""
         kept = [i for i, sequence in enumerate(self.sequences) if sequence.running]
-        self.singles = sum(i < self.singles for i in kept)
+        self.rows = self.rows[[i for i in kept if i < self.singles]]
+        self.singles = len(self.rows)
         for name in ("sequences", "counts", "logits"):
             values = getattr(self, name)
             setattr(self, name, [values[i] for i in kept])
@@ -98,6 +106,7 @@ class Scheduler:
         self.limits, self.caches, self.costs = limits, caches, costs
         self.waiting = WaitingQueue()
         self.running: dict[str, Sequence] = {}
+        self._in_rows: tuple[list[Sequence], Int32] | None = None  # those that run, and their rows; None: they changed
 
     @property
     def has_work(self) -> bool:
@@ -110,7 +119,7 @@ class Scheduler:
     def remove(self, sequence: Sequence, keep: bool = False) -> None:
         """Forget a sequence, finished or not. `keep`: what it has computed is sound and may serve others."""
         if sequence.running:
-            del self.running[sequence.name]
+            self._stop(sequence)
             self.caches.release(sequence, keep)
         elif self.waiting.remove(sequence):
             self.caches.drop_swapped(sequence)
@@ -125,11 +134,12 @@ class Scheduler:
             self._admit(plan)
         if plan.preempted:
             plan.leave_out_preempted()
+        plan.now = self.caches.rows.take(plan.rows)
         return plan
 
     def preempt(self, sequence: Sequence, plan: Plan) -> None:
         """Let a running sequence wait, with what it has swapped out or to be computed again."""
-        del self.running[sequence.name]
+        self._stop(sequence)
         sequence.drafts = []
         num_bytes = self.caches.num_bytes(sequence)
         copying = 2 * num_bytes / self.costs.copy_bytes_per_s
@@ -138,7 +148,6 @@ class Scheduler:
             plan.swapped_out.append(sequence)
         else:
             self.caches.release(sequence, keep=True)
-            sequence.computed = 0
             plan.recomputed += 1
         self.waiting.add(sequence)
 
@@ -152,42 +161,55 @@ class Scheduler:
         if copies is None:
             self.waiting.add(follower)
         else:
-            self.running[follower.name] = follower
+            self._start(follower)
         return copies
 
     def check_integrity(self) -> None:
         """Raise `RuntimeError` unless every page, slot and swapped byte is accounted for."""
         self.caches.check_integrity(list(self.running.values()), list(self.waiting))
 
+    def _start(self, sequence: Sequence) -> None:
+        self.running[sequence.name] = sequence
+        self._in_rows = None
+
+    def _stop(self, sequence: Sequence) -> None:
+        del self.running[sequence.name]
+        self._in_rows = None
+
     def _plan_decode(self, plan: Plan) -> list[Sequence]:
         """Rows of one token first; then those with drafts, or with tokens to run again because drafts were wrong.
 
         Most go on without a question, so only the others are looked at. Returns those that prefill.
         """
-        running = list(self.running.values())
+        if self._in_rows is None:
+            running = list(self.running.values())
+            self._in_rows = running, np.array([sequence.row for sequence in running], np.int32)
+        running, rows = self._in_rows
+        ready = self.caches.ready(self.caches.rows.take(rows))
         most = 1 + self.limits.max_draft_tokens
-        prefilling, longer, others = [], [], set()
-        for sequence in self.caches.unready(running):
+        prefilling, longer = [], []
+        for i in np.flatnonzero(~ready).tolist():
+            sequence = running[i]
             pending = sequence.total - sequence.computed
             if pending > most or not sequence.output_ids:
                 prefilling.append(sequence)
             elif pending > 1:
                 longer.append(sequence)
-            elif self._is_ready(plan, sequence, 1):
-                continue
-            others.add(sequence)
-        singles = running
-        if others or plan.preempted:
-            singles = [sequence for sequence in running if sequence.row >= 0 and sequence not in others]
-        rows = len(running) - len(prefilling)
-        spare = self.limits.max_num_tokens - rows
+            else:
+                ready[i] = self._is_ready(plan, sequence, 1)
+        if plan.preempted:
+            ready &= np.array([sequence.running for sequence in running], np.bool_)
+        num_rows = len(running) - len(prefilling)
+        spare = self.limits.max_num_tokens - num_rows
         if self.limits.max_draft_tokens:
             wanted = sum(sequence.total - sequence.computed for sequence in prefilling) + bool(self.waiting)
-            self._draft(singles, min(spare, DRAFT_ROWS - rows) - wanted)
+            singles = list(compress(running, ready.tolist()))
+            self._draft(singles, min(spare, DRAFT_ROWS - num_rows) - wanted)
             longer += [sequence for sequence in singles if sequence.drafts]
-            singles = [sequence for sequence in singles if not sequence.drafts]
-        plan.sequences, plan.singles = singles, len(singles)
-        plan.counts, plan.logits = [1] * len(singles), [1] * len(singles)
+            ready &= np.array([not sequence.drafts for sequence in running], np.bool_)
+        plan.sequences, plan.rows = list(compress(running, ready.tolist())), rows[ready]
+        plan.singles = len(plan.sequences)
+        plan.counts, plan.logits = [1] * plan.singles, [1] * plan.singles
         self._plan_longer(plan, longer, spare)
         return prefilling
 
@@ -241,7 +263,7 @@ class Scheduler:
                 if not hit.tokens:
                     plan.started.append(sequence)
             self.waiting.remove(sequence)
-            self.running[sequence.name] = sequence
+            self._start(sequence)
             budget -= self._add_chunk(plan, sequence, budget)
 
     def _add_chunk(self, plan: Plan, sequence: Sequence, budget: int) -> int:

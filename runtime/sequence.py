@@ -13,6 +13,7 @@ from hybridtrt.runtime.drafts import NgramDrafter
 from hybridtrt.runtime.logits_processors import LogitsProcessors
 from hybridtrt.runtime.pages import Holding
 from hybridtrt.runtime.request import FinishReason, Request, TopLogProbs
+from hybridtrt.runtime.rows import Rows
 from hybridtrt.runtime.statistics import RequestTimes
 from hybridtrt.runtime.swap import Swapped
 
@@ -22,12 +23,27 @@ if TYPE_CHECKING:
 Rank = tuple[float, int]
 
 
+class InRow:
+    """A number of a sequence that is in its row while it runs, and 0 otherwise."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, sequence: Sequence, owner: type) -> int:
+        return 0 if sequence.rows is None else int(getattr(sequence.rows.numbers, self._name)[sequence.row])
+
+    def __set__(self, sequence: Sequence, number: int) -> None:
+        assert sequence.rows is not None
+        getattr(sequence.rows.numbers, self._name)[sequence.row] = number
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """The tokens of an answer, how many of them are in the caches, and the slots and pages that it holds.
 
     `computed` tokens of prompt + outputs are in the caches; the rest is pending. Its recurrent states after `computed`
-    tokens are in slot `source`; the next step writes slot `target`, mostly the same one.
+    tokens are in slot `source`; the next step writes slot `target`, mostly the same one. While it runs these numbers
+    are in its `row` of `rows`, where a step changes those of many sequences at once.
     """
 
     request: Request
@@ -44,17 +60,11 @@ class Sequence:
     followers: list[Sequence] = field(default_factory=list)  # answers that begin with this one's prompt once it is run
     output_ids: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)  # assumed tokens of the step that runs
-    total: int = 0  # prompt and output tokens
-    computed: int = 0
     # What the caches keep of it.
-    row: int = -1  # of the block tables; -1: it does not run
-    source: int = 0
-    source_generation: int = 0
-    target: int = 0
-    target_generation: int = 0
+    rows: Rows | None = None  # None: it does not run
+    row: int = -1  # of the block tables too
     holdings: list[Holding] = field(default_factory=list)  # by page group
     capacity: int = 0  # tokens that the pages hold
-    room: int = 0  # tokens up to which it can run and nothing must be asked of the caches
     keys: list[bytes] = field(default_factory=list)  # of the content of its full pages
     registered: int = 0  # tokens whose pages the prefix cache knows
     junction: int = 0  # tokens of the prompt that an earlier one begins with
@@ -64,18 +74,42 @@ class Sequence:
     name: str = field(init=False)  # unlike all others that live
     max_total: int = field(init=False)  # prompt and output tokens at most
     plain: bool = field(init=False)  # it takes the best token of the model and says no more about it
+    direct: bool = field(init=False)  # its tokens concern nothing but the answer, which needs no more than them
 
     def __post_init__(self) -> None:
-        self.total = len(self.prompt) + len(self.output_ids)
         self.name = f"{self.request.id}/{self.answer.index}"
         params = self.request.params
         self.max_total = len(self.prompt) + params.max_tokens
         scored = params.return_log_probs or params.top_log_probs > 0
         self.plain = self.greedy and self.processors is None and self.guide is None and not scored
+        listeners = (self.processors, self.guide, self.drafter)
+        self.direct = all(listener is None for listener in listeners) and self.answer.direct
+
+    source = InRow()
+    source_generation = InRow()
+    target = InRow()
+    target_generation = InRow()
 
     @property
     def running(self) -> bool:
-        return self.row >= 0
+        return self.rows is not None
+
+    @property
+    def total(self) -> int:
+        """Prompt and output tokens."""
+        return len(self.prompt) + len(self.output_ids)
+
+    @property
+    def computed(self) -> int:
+        """Tokens in the caches, or swapped out of them."""
+        if self.rows is not None:
+            return int(self.rows.numbers.computed[self.row])
+        return 0 if self.swapped is None else self.swapped.tokens
+
+    @computed.setter
+    def computed(self, tokens: int) -> None:
+        assert self.rows is not None
+        self.rows.numbers.computed[self.row] = tokens
 
     @property
     def max_cached(self) -> int:
@@ -114,7 +148,8 @@ class Sequence:
                 raise RuntimeError(f"the guide allows no token: {self.guide.error}")
             raise FloatingPointError("the logits of this request are not finite, or no token is allowed")
         self.output_ids.append(token)
-        self.total += 1
+        if self.rows is not None:
+            self.rows.set_output(self)
         if self.processors is not None:
             self.processors.append(token)
         if self.drafter is not None:

@@ -6,15 +6,15 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+import numpy as np
+
 
 @dataclass(slots=True)
 class SlotRecord:
-    """What is in a slot: states after `tokens` tokens. `generation` counts how often it was taken."""
+    """Who holds a slot, and the key of its tokens if its states are a snapshot."""
 
-    tokens: int = 0
-    generation: int = 0
     holders: list[str] = field(default_factory=list)
-    key: bytes | None = None  # of the tokens, if the states are a snapshot
+    key: bytes | None = None
 
 
 class SlotPool:
@@ -22,6 +22,8 @@ class SlotPool:
 
     A slot can be registered as a snapshot of a prefix; once nobody holds it, it stays until its room is needed, least
     recently used first. `lost` collects slots whose states are gone, for whoever poisons them.
+
+    Of each slot, `[num_slots]`: it holds the states after `tokens` tokens, and was taken `generations` times.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -30,6 +32,8 @@ class SlotPool:
         self.num_slots = num_slots
         self.free = list(range(num_slots - 1, 0, -1))
         self.records = [SlotRecord() for _ in range(num_slots)]
+        self.tokens = np.zeros(num_slots, np.int32)
+        self.generations = np.zeros(num_slots, np.int32)
         self.lost: list[int] = []
         self._snapshots: dict[bytes, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # snapshots that nobody holds, least recently used first
@@ -60,32 +64,30 @@ class SlotPool:
         `tokens` is what its states will have seen when they are first read: they must be zeroed or written before.
         """
         slot = self.free.pop() if self.free else self._evict()
-        record = self.records[slot]
-        record.generation += 1
-        record.tokens = tokens
-        record.holders.append(owner)
-        return slot, record.generation
+        self.generations[slot] += 1
+        self.tokens[slot] = tokens
+        self.records[slot].holders.append(owner)
+        return slot, int(self.generations[slot])
 
     def hold(self, slot: int, owner: str) -> int:
         """Let one more owner read a slot, and return its generation."""
         self._idle.pop(slot, None)
-        record = self.records[slot]
-        record.holders.append(owner)
-        return record.generation
+        self.records[slot].holders.append(owner)
+        return int(self.generations[slot])
 
     def check(self, slot: int, owner: str, generation: int, tokens: int) -> None:
         """Raise `RuntimeError` unless the slot holds this owner's states after exactly `tokens` tokens."""
-        record = self.records[slot]
-        if record.tokens != tokens or record.generation != generation or owner not in record.holders:
+        seen, taken, holders = self.tokens[slot], self.generations[slot], self.records[slot].holders
+        if seen != tokens or taken != generation or owner not in holders:
             raise RuntimeError(
-                f"slot {slot} of {record.holders} (generation {record.generation}) holds states after {record.tokens} "
-                f"tokens; expected {owner!r} (generation {generation}) after {tokens} tokens"
+                f"slot {slot} of {holders} (generation {taken}) holds states after {seen} tokens; "
+                f"expected {owner!r} (generation {generation}) after {tokens} tokens"
             )
 
     def drop(self, slot: int, owner: str, generation: int) -> bool:
         """Take a slot back from an owner. False, and nothing is changed, when it is not this owner's any more."""
         record = self.records[slot]
-        if record.generation != generation or owner not in record.holders:
+        if self.generations[slot] != generation or owner not in record.holders:
             return False
         record.holders.remove(owner)
         if not record.holders:
@@ -107,7 +109,7 @@ class SlotPool:
     def find(self, key: bytes, tokens: int) -> int:
         """The snapshot of a prefix of `tokens` tokens, 0 if there is none."""
         slot = self._snapshots.get(key, 0)
-        return slot if self.records[slot].tokens == tokens else 0
+        return slot if self.tokens[slot] == tokens else 0
 
     def forget(self, slot: int) -> None:
         """A slot that somebody holds is no snapshot any more: its states are about to be overwritten."""

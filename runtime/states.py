@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtrt.plugins.step import Int32
+from hybridtrt.runtime.rows import Numbers
 from hybridtrt.runtime.sequence import Sequence
 from hybridtrt.runtime.slots import SlotPool
 
@@ -64,18 +69,22 @@ class States:
         follower.source_generation = self.slots.hold(leader.source, follower.name)
         follower.target, follower.target_generation = self.slots.take(follower.name)
 
-    def commit(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """The slot that each one writes has its states after its computed tokens; it reads them from now on.
+    def sound(self, now: Numbers) -> NDArray[np.bool_]:
+        """Of each row [N] whether the slot that it reads has its states after its computed tokens."""
+        tokens, generations = self.slots.tokens.take(now.source), self.slots.generations.take(now.source)
+        return np.asarray((tokens == now.computed) & (generations == now.source_generation))
 
-        Returns those that have read another one until now.
-        """
-        records, moved = self.slots.records, []
-        for sequence in sequences:
-            records[sequence.target].tokens = sequence.computed
-            if sequence.source != sequence.target:
-                self.slots.drop(sequence.source, sequence.name, sequence.source_generation)
-                sequence.source, sequence.source_generation = sequence.target, sequence.target_generation
-                moved.append(sequence)
+    def commit(self, sequence: Sequence) -> None:
+        """The slot that it writes has its states after its computed tokens; it reads them from now on."""
+        self.slots.tokens[sequence.target] = sequence.computed
+        if sequence.source != sequence.target:
+            self.slots.drop(sequence.source, sequence.name, sequence.source_generation)
+            sequence.source, sequence.source_generation = sequence.target, sequence.target_generation
+
+    def commit_all(self, now: Numbers, computed: Int32) -> list[int]:
+        """`commit` for rows [N] with so many computed tokens [N]; returns which ones have another slot to give back."""
+        self.slots.tokens[now.target] = computed
+        moved: list[int] = np.flatnonzero(now.source != now.target).tolist()
         return moved
 
     def release(self, sequence: Sequence, key: bytes | None) -> None:
@@ -85,7 +94,6 @@ class States:
         self.slots.drop(sequence.source, sequence.name, sequence.source_generation)
         if sequence.target != sequence.source:
             self.slots.drop(sequence.target, sequence.name, sequence.target_generation)
-        sequence.source = sequence.target = 0
 
     def faults(self, running: Iterable[Sequence]) -> list[str]:
         """What is wrong with the accounts, one line a fault."""

@@ -10,10 +10,11 @@ from typing import Any
 class Swapped:
     """What one sequence had in the pools when it was preempted.
 
-    `pages` and `slot` are where it was, `starts` the first page of each group that it still held. `data` is the
-    runner's copy once it is made.
+    Of its `tokens` tokens `pages` and `slots` are where it was, `starts` the first page of each group that it still
+    held. `data` is the runner's copy once it is made.
     """
 
+    tokens: int
     pages: dict[str, list[int]]
     slots: list[int]
     starts: list[int]

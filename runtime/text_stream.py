@@ -26,6 +26,7 @@ class TextStream:
             if table is None
             else ByteDetokenizer(table, prompt_ids)
         )
+        self.next = self._detokenizer.next  # the text of one more token, where there are no stop words
         self._stop_words = StopWords(stop_words) if any(stop_words) else None
         self._missing = min_tokens  # tokens until stop words count
 

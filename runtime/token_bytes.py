@@ -12,11 +12,25 @@ MAX_HELD = 3  # a character of UTF-8 that is incomplete has at most three bytes
 REPLACE_EACH = "hybridtrt.replace_each"  # one U+FFFD for each byte; "replace": one for a character that breaks off
 
 
+class TokenTexts(dict[int, str | None]):
+    """The text of tokens whose bytes are whole characters, None of others, looked up as they are needed."""
+
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        super().__init__()
+        self._bytes = token_bytes
+
+    def __missing__(self, token: int) -> str | None:
+        data = self._bytes[token]
+        text, length = codecs.utf_8_decode(data, self._bytes.errors, False)
+        self[token] = text if length == len(data) else None
+        return self[token]
+
+
 class TokenBytes(dict[int, bytes]):
     """Bytes by token id, looked up as they are needed.
 
     Special tokens and ids that the tokenizer does not know have none. `leading` is taken off where a text begins with
-    it; `errors` is how bytes that are not UTF-8 are decoded.
+    it; `errors` is how bytes that are not UTF-8 are decoded. `texts` are those of tokens by themselves.
     """
 
     def __init__(
@@ -27,6 +41,7 @@ class TokenBytes(dict[int, bytes]):
         self._read = read
         self.leading = leading
         self.errors = errors
+        self.texts = TokenTexts(self)
 
     def __missing__(self, token: int) -> bytes:
         name = self._name(token)

@@ -75,10 +75,11 @@ def make_sequence(
 def commit(scheduler: Scheduler, plan: Plan) -> dict[str, int]:
     """Run a plan and sample token 1 everywhere, as the engine does; returns the tokens that each request ran."""
     assert not plan.failed
-    for sequence, count, wanted in zip(plan.sequences, plan.counts, plan.logits, strict=True):
+    scheduler.caches.commit_singles(plan.sequences[: plan.singles], plan.rows, plan.now)
+    for i, (sequence, count, wanted) in enumerate(zip(plan.sequences, plan.counts, plan.logits, strict=True)):
         drafts, sequence.drafts = sequence.drafts, []
-        if not drafts:
-            scheduler.caches.commit([sequence], count)
+        if not drafts and i >= plan.singles:
+            scheduler.caches.commit(sequence, count)
         if wanted:
             followers, sequence.followers = sequence.followers, []
             forked = [follower for follower in followers if scheduler.fork(sequence, follower) is not None]
@@ -93,7 +94,7 @@ def accept(scheduler: Scheduler, sequence: Sequence, drafts: list[int]) -> None:
     if any(reasons):
         scheduler.remove(sequence, keep=not drafts)
     elif drafts and (accepted or scheduler.caches.slots is None):
-        scheduler.caches.commit([sequence], 1 + accepted)
+        scheduler.caches.commit(sequence, 1 + accepted)
 
 
 def run(scheduler: Scheduler) -> dict[str, int]:

@@ -302,7 +302,7 @@ def test_a_damaged_slot_record_ends_its_request_before_the_step() -> None:
     for request in requests:
         engine.submit(request)
     engine.step()
-    engine._caches.slots.records[engine._scheduler.running["a/0"].source].tokens += 1
+    engine._caches.slots.tokens[engine._scheduler.running["a/0"].source] += 1
     results = run_all(engine)
     assert results["a"].error == (
         "RuntimeError: slot 1 of ['a/0'] (generation 1) holds states after 3 tokens; "
@@ -317,7 +317,7 @@ def test_the_failure_of_all_that_run_does_not_reach_those_that_wait() -> None:
     engine.submit(ask("damaged", range(8), max_tokens=8))
     engine.step()
     engine.submit(ask("waits", range(8), max_tokens=8))
-    engine._caches.slots.records[1].generation += 1
+    engine._caches.slots.generations[1] += 1
     engine._caches.slots.records[1].holders.clear()
     engine._caches.slots.free.append(1)
     results = run_all(engine)

@@ -84,7 +84,7 @@ def test_only_what_has_been_computed_is_swapped() -> None:
 
 
 def test_swap_space_is_bounded() -> None:
-    space, swapped = SwapSpace(10), Swapped({}, [], [], 6)
+    space, swapped = SwapSpace(10), Swapped(0, {}, [], [], 6)
     space.add(swapped)
     assert (space.fits(4), space.fits(5)) == (True, False)
     space.remove(swapped)

@@ -204,7 +204,7 @@ def test_a_page_under_the_key_of_another_prefix_changes_the_answer() -> None:
 def test_a_snapshot_of_another_length_is_not_used() -> None:
     engine, keys = warm_engine()
     slots = engine._caches.slots
-    slots.records[slots.find(keys[0], 16)].tokens = 12
+    slots.tokens[slots.find(keys[0], 16)] = 12
     requests = [ask(str(i), prompt) for i, prompt in enumerate(PROMPTS)]
     assert all(map(is_lone, engine.generate(requests), requests))
     assert hits(engine) == 16

@@ -290,7 +290,7 @@ def test_a_batch_mixes_all_kinds_of_rows() -> None:
     masks = [packed(rng.random(VOCAB) < 0.1) if row % 3 == 0 else None for row in range(10)]
     logits[5, 3] = np.nan
     given = logits.copy()
-    together = choose(given, sequences, ahead, masks)
+    together = choose(given, sequences, ahead, masks, [i for i in range(10) if not sequences[i].plain])
     assert np.array_equal(given, logits, equal_nan=True)
     assert together.valid == [row != 5 for row in range(10)]
     for row in range(10):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from null_runner import null_info
 from schedulers import UTILIZE, commit, make_scheduler, make_sequence, run, waiting
 
 from hybridtrt.runtime.cache_manager import CacheOptions
+from hybridtrt.runtime.rows import Rows
 from hybridtrt.runtime.scheduler import Limits, Plan, Scheduler
 
 
@@ -52,7 +54,7 @@ def test_chunks_end_where_a_snapshot_is_due() -> None:
     scheduler.add(make_sequence("a", 22, 1))
     assert [run(scheduler)["a"] for _ in range(3)] == [12, 8, 2]
     slots = scheduler.caches.slots
-    assert sorted(slots.records[slot].tokens for slot in slots._snapshots.values()) == [12, 20]
+    assert sorted(slots.tokens[list(slots._snapshots.values())]) == [12, 20]
 
 
 def test_one_token_that_is_left_of_the_budget_starts_a_prefill() -> None:
@@ -162,14 +164,15 @@ def test_a_stale_sequence_is_refused_before_its_step() -> None:
     )
 
 
-@pytest.mark.parametrize(("field", "number"), [("generation", 2), ("tokens", 9), ("tokens", 11)])
+@pytest.mark.parametrize(("field", "number"), [("generations", 2), ("tokens", 9), ("tokens", 11)])
 def test_a_slot_that_is_another_ones_is_not_read_by_the_next_token(field: str, number: int) -> None:
     scheduler = make_scheduler(options=CacheOptions(reuse=False))
     sequence = make_sequence("a", 10)
     scheduler.add(sequence)
     run(scheduler)
-    assert scheduler.caches.unready([sequence]) == []
-    setattr(scheduler.caches.slots.records[sequence.source], field, number)
+    assert scheduler.caches.ready(scheduler.caches.rows.take(np.array([sequence.row]))) == [True]
+    getattr(scheduler.caches.slots, field)[sequence.source] = number
+    assert scheduler.caches.ready(scheduler.caches.rows.take(np.array([sequence.row]))) == [False]
     assert [failed for failed, _ in scheduler.schedule().failed] == [sequence]
 
 
@@ -186,11 +189,11 @@ def lose_a_sequence(scheduler: Scheduler) -> None:
 
 
 def lose_the_first_row(scheduler: Scheduler) -> None:
-    scheduler.caches._rows.remove(1)
+    scheduler.caches.rows.free.remove(1)
 
 
 def lose_the_last_row(scheduler: Scheduler) -> None:
-    scheduler.caches._rows.remove(7)
+    scheduler.caches.rows.free.remove(7)
 
 
 def lose_swapped_bytes(scheduler: Scheduler) -> None:
@@ -240,6 +243,7 @@ def test_what_is_pending_goes_over_from_the_prompt_to_the_outputs_and_drafts() -
         assert sequence.append(token, 0.0, (), True) is None
     sequence.drafts = [5, 6]
     assert sequence.pending(8).tolist() == [0, 1, 2, 7, 8, 9, 5, 6]
+    Rows(1).enter(sequence, 0)
     for computed, expected in ((1, [1, 2, 7]), (2, [2, 7, 8]), (3, [7, 8, 9]), (5, [9, 5, 6])):
         sequence.computed = computed
         assert sequence.pending(3).tolist() == expected
@@ -248,14 +252,17 @@ def test_what_is_pending_goes_over_from_the_prompt_to_the_outputs_and_drafts() -
 
 
 def test_a_plan_without_those_who_were_preempted() -> None:
-    plan = Plan(singles=2)
+    plan, rows = Plan(singles=2), Rows(4)
     for i, name in enumerate("abcd"):
         plan.add(make_sequence(name), i + 1, i)
-        plan.sequences[i].row = i
-    plan.sequences[0].row = plan.sequences[2].row = -1
+        rows.enter(plan.sequences[i], 0)
+    plan.rows = np.array([sequence.row for sequence in plan.sequences[:2]])
+    rows.leave(plan.sequences[0])
+    rows.leave(plan.sequences[2])
     plan.leave_out_preempted()
     assert [sequence.request.id for sequence in plan.sequences] == ["b", "d"]
     assert (plan.counts, plan.logits, plan.singles, plan.num_tokens) == ([2, 4], [1, 3], 1, 6)
+    assert plan.rows.tolist() == [plan.sequences[0].row]
 
 
 @pytest.mark.parametrize(
