@@ -15,10 +15,16 @@ class Answer:
     tokens of an output are read together.
     """
 
+    __slots__ = (  # those that `next` needs stand together
+        *("_interval", "_next_text", "_request_id", "index", "due", "direct", "_tokens", "_text", "_params", "_eager"),
+        *("_scored", "_unread", "_pieces", "_log_probs", "_top", "_prompt", "num_prompt_scores"),
+    )
+
     def __init__(self, request: Request, index: int, text: TextStream | None) -> None:
         self.index = index  # which of the request's n answers
         self.due = False  # whether what has not been taken yet is as long as the request wants an output
         self._request_id, self._text = request.id, text
+        self._next_text = None if text is None else text.next
         self._params = params = request.params
         self._interval = params.stream_interval
         self._eager = any(params.stop_words)
@@ -50,7 +56,7 @@ class Answer:
             self.push(token, nan, ())
             return self.take() if self.due else None
         try:
-            text = "" if self._text is None else self._text.next(token)
+            text = "" if self._next_text is None else self._next_text(token)
         except Exception:
             self._tokens.append(token)  # it goes with the error
             raise

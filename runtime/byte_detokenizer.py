@@ -11,6 +11,8 @@ from hybridtrt.runtime.token_bytes import MAX_HELD, TokenBytes
 class ByteDetokenizer:
     """What `Detokenizer` does, for tokenizers with a table of bytes: no token is decoded twice."""
 
+    __slots__ = ("_bytes", "_drop", "_held")
+
     def __init__(self, token_bytes: TokenBytes, prompt_ids: Sequence[int]) -> None:
         self._bytes = token_bytes
         self._held = b""  # the beginning of a character

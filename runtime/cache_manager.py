@@ -117,7 +117,7 @@ class CacheManager:
             self._register(sequence)
 
     def commit_singles(self, sequences: Items[Sequence], rows: Int32, now: Numbers) -> None:
-        """A step has run one more token of each of these sequences, in these rows [N]; `now`: as it was before."""
+        """A step has run one more token of the first N sequences, in these rows [N]; `now`: as it was before."""
         computed = now.computed + 1
         self.rows.numbers.computed[rows] = computed
         if self.states is not None:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import islice
 from typing import Any, Literal, get_args
 
 from hybridtrt.runtime.admission import Admission
@@ -274,17 +275,18 @@ class Engine:
     def _decode(self, plan: Plan, choice: Choice) -> list[Output]:
         """`_advance` for those that ran one token: most of all that happens, so it is spelled out."""
         outputs: list[Output] = []
-        sequences, tokens = plan.sequences[: plan.singles], choice.tokens[: plan.singles]
-        self._caches.commit_singles(sequences, plan.rows, plan.now)
+        tokens = choice.tokens[: plan.singles]
+        self._caches.commit_singles(plan.sequences, plan.rows, plan.now)
         full = self._caches.rows.append(plan.rows, plan.now, tokens)
-        for i, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
+        chosen = zip(plan.sequences, tokens, choice.valid, full, strict=False)
+        for i, (sequence, token, valid, is_full) in enumerate(islice(chosen, plan.singles)):
             try:
-                if sequence.direct and choice.valid[i] and not full[i] and token not in sequence.stop_ids:
+                if sequence.direct and valid and not is_full and token not in sequence.stop_ids:
                     sequence.output_ids.append(token)
                     if (output := sequence.answer.next(token)) is not None:
                         outputs.append(output)
                     continue
-                reason = sequence.append(token, choice.log_probs[i], choice.top[i], choice.valid[i])
+                reason = sequence.append(token, choice.log_probs[i], choice.top[i], valid)
             except Exception as error:
                 outputs += self._fail(sequence, error)
                 continue

@@ -54,7 +54,9 @@ class Executor:
 
     def sample(self, plan: Plan, logits: Logits) -> Choice:
         """Sample from the logits of a plan: for sequence `i` the next `plan.logits[i]` rows of the result."""
-        sequences, ahead, special = plan.sequences[: plan.singles], [0] * plan.singles, _special(plan)
+        sequences, ahead, special = plan.sequences, [0] * plan.singles, _special(plan)
+        if plan.singles < len(sequences):
+            sequences = sequences[: plan.singles]
         for i in range(plan.singles, len(plan.sequences)):
             if not plan.sequences[i].plain:
                 special += range(len(ahead), len(ahead) + plan.logits[i])

@@ -28,6 +28,9 @@ class Numbers(NamedTuple):
     plain: Int32  # `Sequence.plain`
 
 
+NO_NUMBERS = Numbers(*np.zeros((len(Numbers._fields), 0), np.int32))
+
+
 class Rows:
     """A sequence has a row, the one of its block tables, as long as it runs."""
 

@@ -12,7 +12,7 @@ from hybridtrt.plugins.step import Int32
 from hybridtrt.runtime.cache_manager import CacheManager
 from hybridtrt.runtime.page_tables import Copies
 from hybridtrt.runtime.prefix_cache import Hit
-from hybridtrt.runtime.rows import Numbers
+from hybridtrt.runtime.rows import NO_NUMBERS, Numbers
 from hybridtrt.runtime.runner import Costs
 from hybridtrt.runtime.sequence import Rank, Sequence
 from hybridtrt.runtime.swap import Swapped
@@ -58,7 +58,7 @@ class Plan:
     logits: list[int] = field(default_factory=list)
     singles: int = 0
     rows: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
-    now: Numbers = field(init=False)  # of these rows, before the step
+    now: Numbers = NO_NUMBERS  # of these rows, before the step
     started: list[Sequence] = field(default_factory=list)
     hits: list[tuple[Sequence, Hit]] = field(default_factory=list)
     swapped_out: list[Sequence] = field(default_factory=list)
@@ -76,6 +76,11 @@ class Plan:
     def preempted(self) -> bool:
         """Whether anybody has to wait again."""
         return bool(self.swapped_out or self.recomputed)
+
+    def start(self, singles: list[Sequence], rows: Int32, now: Numbers = NO_NUMBERS) -> None:
+        """Begin with the sequences that run one token."""
+        self.sequences, self.singles, self.rows, self.now = singles, len(singles), rows, now
+        self.counts, self.logits = [1] * self.singles, [1] * self.singles
 
     def add(self, sequence: Sequence, count: int, logits: int) -> None:
         """Run `count` more tokens of a sequence."""
@@ -134,7 +139,8 @@ class Scheduler:
             self._admit(plan)
         if plan.preempted:
             plan.leave_out_preempted()
-        plan.now = self.caches.rows.take(plan.rows)
+        if plan.now is NO_NUMBERS:
+            plan.now = self.caches.rows.take(plan.rows)
         return plan
 
     def preempt(self, sequence: Sequence, plan: Plan) -> None:
@@ -185,7 +191,11 @@ class Scheduler:
             running = list(self.running.values())
             self._in_rows = running, np.array([sequence.row for sequence in running], np.int32)
         running, rows = self._in_rows
-        ready = self.caches.ready(self.caches.rows.take(rows))
+        now = self.caches.rows.take(rows)
+        ready = self.caches.ready(now)
+        if ready.all() and not (self.limits.max_draft_tokens or self.waiting):
+            plan.start(running, rows, now)  # nothing else will run
+            return []
         most = 1 + self.limits.max_draft_tokens
         prefilling, longer = [], []
         for i in np.flatnonzero(~ready).tolist():
@@ -207,9 +217,7 @@ class Scheduler:
             self._draft(singles, min(spare, DRAFT_ROWS - num_rows) - wanted)
             longer += [sequence for sequence in singles if sequence.drafts]
             ready &= np.array([not sequence.drafts for sequence in running], np.bool_)
-        plan.sequences, plan.rows = list(compress(running, ready.tolist())), rows[ready]
-        plan.singles = len(plan.sequences)
-        plan.counts, plan.logits = [1] * plan.singles, [1] * plan.singles
+        plan.start(list(compress(running, ready.tolist())), rows[ready])
         self._plan_longer(plan, longer, spare)
         return prefilling
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -48,17 +49,20 @@ class Sequence:
 
     request: Request
     prompt: NDArray[np.int32]
+    # These stand together, as they are what a step looks at.
     answer: Answer
+    stop_ids: frozenset[int] = frozenset()
+    output_ids: array[int] = field(default_factory=lambda: array("i"))
+    direct: bool = field(init=False)  # its tokens concern nothing but the answer, which needs no more than them
+    # How it samples.
     seed: int = 0
     greedy: bool = True
-    stop_ids: frozenset[int] = frozenset()
     processors: LogitsProcessors | None = None
     guide: Guide | None = None
     drafter: NgramDrafter | None = None
     rank: Rank = (0.0, 0)  # the lowest goes first and is preempted last
     times: RequestTimes = field(default_factory=lambda: RequestTimes(0.0))
     followers: list[Sequence] = field(default_factory=list)  # answers that begin with this one's prompt once it is run
-    output_ids: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)  # assumed tokens of the step that runs
     # What the caches keep of it.
     rows: Rows | None = None  # None: it does not run
@@ -74,7 +78,6 @@ class Sequence:
     name: str = field(init=False)  # unlike all others that live
     max_total: int = field(init=False)  # prompt and output tokens at most
     plain: bool = field(init=False)  # it takes the best token of the model and says no more about it
-    direct: bool = field(init=False)  # its tokens concern nothing but the answer, which needs no more than them
 
     def __post_init__(self) -> None:
         self.name = f"{self.request.id}/{self.answer.index}"

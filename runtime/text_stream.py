@@ -17,6 +17,8 @@ class TextStream:
     otherwise.
     """
 
+    __slots__ = ("_detokenizer", "_missing", "_stop_words", "next")
+
     def __init__(
         self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stop_words: Sequence[str] = (), min_tokens: int = 0
     ) -> None:
