@@ -7,6 +7,7 @@ import numpy as np
 from hybridtrt.plugins.step import Int32, StepBatch
 from hybridtrt.runtime.cache_manager import CacheManager
 from hybridtrt.runtime.pages import Holding, PagePool
+from hybridtrt.runtime.rows import Indices
 from hybridtrt.runtime.scheduler import Plan
 
 
@@ -31,7 +32,7 @@ class BlockTable:
             table[begin : len(pages)] = pages[begin:]
         self._written[row] = (start, len(pages))
 
-    def rows(self, rows: Int32, tokens: int) -> Int32:
+    def rows(self, rows: Indices, tokens: int) -> Int32:
         """The block table `[B, P]` of these rows, of which the longest has `tokens` tokens."""
         return self._table[rows, : self.pool.end(tokens)]
 
@@ -65,7 +66,7 @@ class BatchBuilder:
 
     def _mixed(self, plan: Plan) -> StepBatch:
         others = [sequence.row for sequence in plan.sequences[plan.singles :]]
-        rows = np.concatenate([plan.rows, others], dtype=np.int32)
+        rows = np.concatenate([plan.rows, others], dtype=np.intp)
         now = self._caches.rows.take(rows)
         context = now.computed
         counts = _counts(plan.counts, plan.singles)
@@ -83,7 +84,7 @@ class BatchBuilder:
             block_tables=self._block_tables(rows, int((context + counts).max())),
         )
 
-    def _block_tables(self, rows: Int32, longest: int) -> dict[str, Int32]:
+    def _block_tables(self, rows: Indices, longest: int) -> dict[str, Int32]:
         """The pages of rows, the longest of which will have so many tokens, by group."""
         return {table.pool.group: table.rows(rows, longest) for table in self._tables}
 

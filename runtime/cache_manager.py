@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridtrt.converters.memory import cache_memory
-from hybridtrt.plugins.step import Int32
 from hybridtrt.runtime.admission import Admission
 from hybridtrt.runtime.page_tables import Copies, PageTables
 from hybridtrt.runtime.pages import PagePool
 from hybridtrt.runtime.prefix_cache import NEVER, Hit, PrefixCache, extend_keys
-from hybridtrt.runtime.rows import Numbers, Rows
+from hybridtrt.runtime.rows import Indices, Numbers, Rows
 from hybridtrt.runtime.runner import RunnerInfo
 from hybridtrt.runtime.sequence import Sequence
 from hybridtrt.runtime.slots import SlotPool
@@ -77,7 +76,7 @@ class CacheManager:
 
     def ready(self, now: Numbers) -> NDArray[np.bool_]:
         """Which rows [N] can run the token that was sampled last, and just that, without `grow` and `stage`."""
-        ready = (now.total - now.computed == 1) & (now.computed < now.room)
+        ready = (now.pending == 1) & (now.computed < now.room)
         if self.states is not None:
             ready &= self.states.sound(now)
         return np.asarray(ready)
@@ -87,7 +86,7 @@ class CacheManager:
         if tokens <= sequence.capacity:
             return True
         grown = self.pages.grow(sequence, tokens)
-        self._set_room(sequence)
+        sequence.room = min(sequence.capacity, sequence.next_snapshot)
         self.changed.append((sequence, False))  # pages may have been given back in any case
         return grown
 
@@ -116,16 +115,22 @@ class CacheManager:
         if self.options.reuse and sequence.computed - sequence.registered >= self.pages.page_size:
             self._register(sequence)
 
-    def commit_singles(self, sequences: Items[Sequence], rows: Int32, now: Numbers) -> None:
-        """A step has run one more token of the first N sequences, in these rows [N]; `now`: as it was before."""
-        computed = now.computed + 1
-        self.rows.numbers.computed[rows] = computed
+    def commit_singles(
+        self, sequences: Items[Sequence], rows: Indices, now: Numbers, sampled: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """A step has run one more token of the first N sequences, in these rows [N], and sampled another one of each.
+
+        `now`: as it was before. Returns which ones have as many as they may have.
+        """
+        computed = now.computed + np.int32(1)
+        self.rows.advance(rows, computed, sampled)
         if self.states is not None:
             for i in self.states.commit_all(now, computed):
                 self.states.commit(sequences[i])
         if self.options.reuse:
-            for i in np.flatnonzero(computed % self.pages.page_size == 0).tolist():
+            for i in (computed % self.pages.page_size == 0).nonzero()[0].tolist():
                 self._register(sequences[i])
+        return np.asarray(computed >= now.max_cached)
 
     def fork(self, leader: Sequence, follower: Sequence) -> Copies | None:
         """Let a follower run on from all that its leader has computed.
@@ -239,7 +244,4 @@ class CacheManager:
         if self.options.reuse and self.states is not None:
             prompt = max(sequence.total, len(sequence.prompt))
             sequence.next_snapshot = self.prefixes.next_snapshot(sequence.computed, sequence.junction, prompt)
-        self._set_room(sequence)
-
-    def _set_room(self, sequence: Sequence) -> None:
-        self.rows.numbers.room[sequence.row] = min(sequence.capacity, sequence.next_snapshot)
+        sequence.room = min(sequence.capacity, sequence.next_snapshot)

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import islice
 from typing import Any, Literal, get_args
 
 from hybridtrt.runtime.admission import Admission
@@ -275,13 +274,13 @@ class Engine:
     def _decode(self, plan: Plan, choice: Choice) -> list[Output]:
         """`_advance` for those that ran one token: most of all that happens, so it is spelled out."""
         outputs: list[Output] = []
-        tokens = choice.tokens[: plan.singles]
-        self._caches.commit_singles(plan.sequences, plan.rows, plan.now)
-        full = self._caches.rows.append(plan.rows, plan.now, tokens)
-        chosen = zip(plan.sequences, tokens, choice.valid, full, strict=False)
-        for i, (sequence, token, valid, is_full) in enumerate(islice(chosen, plan.singles)):
+        sampled = choice.array[: plan.singles]
+        full = self._caches.commit_singles(plan.sequences, plan.rows, plan.now, sampled)
+        goes_on = (plan.now.direct > full).tolist()
+        rows = zip(range(plan.singles), plan.sequences, choice.tokens, choice.valid, goes_on, strict=False)
+        for i, sequence, token, valid, direct in rows:
             try:
-                if sequence.direct and valid and not is_full and token not in sequence.stop_ids:
+                if direct and valid and token not in sequence.stop_ids:
                     sequence.output_ids.append(token)
                     if (output := sequence.answer.next(token)) is not None:
                         outputs.append(output)

@@ -92,7 +92,7 @@ class Executor:
 
 def _special(plan: Plan) -> list[int]:
     """The singles that are not `plain`."""
-    return [] if plan.now.plain.all() else np.flatnonzero(plan.now.plain == 0).tolist()
+    return [] if plan.now.plain.all() else (plan.now.plain == 0).nonzero()[0].tolist()
 
 
 def _score_prompts(plan: Plan, logits: Logits) -> Logits:

@@ -63,7 +63,7 @@ class Request:
     cache_salt: str = ""
 
 
-@dataclass(slots=True)  # not frozen, which would triple the time to make one: there is one a token
+@dataclass  # not frozen, which would triple the time to make one: there is one a token
 class Output:
     """What one step added to one answer: deltas, never the prompt. The last one carries `finish_reason`.
 

@@ -6,28 +6,33 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hybridtrt.plugins.step import Int32
 
 if TYPE_CHECKING:
     from hybridtrt.runtime.sequence import Sequence
 
+Indices = NDArray[np.intp]  # numpy takes numbers of other kinds several times slower
+
 
 class Numbers(NamedTuple):
     """The numbers of some rows, `[N]` each."""
 
     computed: Int32  # tokens in the caches
-    total: Int32  # prompt and output tokens, 0 before the first output
-    most: Int32  # of them
-    last: Int32  # the newest output token
+    max_cached: Int32  # of them
+    pending: Int32  # sampled tokens that are not among them, 0 before the first
+    last: Int32  # the newest sampled token
     room: Int32  # tokens up to which nothing must be asked of the caches
     source: Int32  # the slot whose states the next step reads
     target: Int32  # and the one that it writes, mostly the same
     source_generation: Int32
     target_generation: Int32
     plain: Int32  # `Sequence.plain`
+    direct: Int32  # `Sequence.direct`
 
 
+NO_ROWS: Indices = np.zeros(0, np.intp)
 NO_NUMBERS = Numbers(*np.zeros((len(Numbers._fields), 0), np.int32))
 
 
@@ -36,48 +41,43 @@ class Rows:
 
     def __init__(self, num_rows: int) -> None:
         self._all = np.zeros((len(Numbers._fields), num_rows), np.int32)
-        self.numbers = Numbers(*self._all)  # views, to be changed
+        self.numbers = Numbers(*self._all)  # views, to change many rows
+        self.cells = self._all.data  # one number, [field, row]: several times faster than an array's
         self.free = list(range(num_rows - 1, -1, -1))
 
     def enter(self, sequence: Sequence, computed: int) -> None:
         """Give a row to a sequence of which so many tokens are in the caches."""
         row = self.free.pop()
-        sequence.rows, sequence.row = self, row
         self._all[:, row] = 0
-        self.numbers.computed[row] = computed
-        self.numbers.most[row], self.numbers.plain[row] = sequence.max_total, sequence.plain
+        self.numbers.max_cached[row] = sequence.max_cached
+        self.numbers.plain[row], self.numbers.direct[row] = sequence.plain, sequence.direct
+        sequence.rows, sequence.row = self, row
+        sequence.computed = computed
         if sequence.output_ids:
-            self.set_output(sequence)
-
-    def set_output(self, sequence: Sequence) -> None:
-        """A sequence has a new output token."""
-        self.numbers.total[sequence.row], self.numbers.last[sequence.row] = sequence.total, sequence.output_ids[-1]
-
-    def append(self, rows: Int32, now: Numbers, tokens: list[int]) -> list[bool]:
-        """Each of some rows `[N]` has a new output token; returns which ones have as many as they may have."""
-        total = now.total + 1
-        self.numbers.total[rows], self.numbers.last[rows] = total, tokens
-        full: list[bool] = (total >= now.most).tolist()
-        return full
+            self.numbers.last[row] = sequence.output_ids[-1]
 
     def leave(self, sequence: Sequence) -> None:
         """Take the row back."""
         self.free.append(sequence.row)
         sequence.rows, sequence.row = None, -1
 
-    def take(self, rows: Int32) -> Numbers:
+    def take(self, rows: Indices) -> Numbers:
         """A copy of the numbers of these rows."""
         return Numbers(*self._all.take(rows, axis=1))
+
+    def advance(self, rows: Indices, computed: Int32, last: NDArray[np.int64]) -> None:
+        """Each of some rows has run its last token `[N]`, has `computed` tokens now and has sampled another `last`."""
+        self.numbers.computed[rows], self.numbers.last[rows] = computed, last
 
     def faults(self, running: Iterable[Sequence]) -> list[str]:
         """What is wrong with the accounts, one line a fault."""
         running = list(running)
         rows = sorted([*self.free, *(sequence.row for sequence in running)])
-        if rows != list(range(len(self.numbers.total))):
+        if rows != list(range(len(self.numbers.computed))):
             return [f"the rows of block tables are damaged: {rows}"]
-        total = self.numbers.total
         return [
-            f"row {sequence.row} has {total[sequence.row]} tokens, {sequence.name!r} has {sequence.total}"
+            f"row {sequence.row} has {self.numbers.pending[sequence.row]} tokens to run, {sequence.name!r} has {left}"
             for sequence in running
-            if sequence.output_ids and total[sequence.row] != sequence.total
+            if (left := sequence.total - sequence.computed) and sequence.output_ids
+            if self.numbers.pending[sequence.row] != left
         ]

@@ -31,6 +31,7 @@ class Choice:
     """
 
     tokens: list[int]
+    array: NDArray[np.int64]  # the same
     log_probs: list[float]
     valid: list[bool]
     top: list[TopLogProbs]
@@ -62,6 +63,7 @@ def choose(
         result.valid[i] &= again.valid[0]
     choice = Choice(
         tokens=result.tokens.tolist(),
+        array=result.tokens,
         log_probs=[math.nan] * len(sequences),
         valid=result.valid.tolist(),
         top=[()] * len(sequences),

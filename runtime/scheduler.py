@@ -8,11 +8,10 @@ from itertools import compress
 
 import numpy as np
 
-from hybridtrt.plugins.step import Int32
 from hybridtrt.runtime.cache_manager import CacheManager
 from hybridtrt.runtime.page_tables import Copies
 from hybridtrt.runtime.prefix_cache import Hit
-from hybridtrt.runtime.rows import NO_NUMBERS, Numbers
+from hybridtrt.runtime.rows import NO_NUMBERS, NO_ROWS, Indices, Numbers
 from hybridtrt.runtime.runner import Costs
 from hybridtrt.runtime.sequence import Rank, Sequence
 from hybridtrt.runtime.swap import Swapped
@@ -57,7 +56,7 @@ class Plan:
     counts: list[int] = field(default_factory=list)
     logits: list[int] = field(default_factory=list)
     singles: int = 0
-    rows: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
+    rows: Indices = field(default_factory=lambda: NO_ROWS)
     now: Numbers = NO_NUMBERS  # of these rows, before the step
     started: list[Sequence] = field(default_factory=list)
     hits: list[tuple[Sequence, Hit]] = field(default_factory=list)
@@ -77,7 +76,7 @@ class Plan:
         """Whether anybody has to wait again."""
         return bool(self.swapped_out or self.recomputed)
 
-    def start(self, singles: list[Sequence], rows: Int32, now: Numbers = NO_NUMBERS) -> None:
+    def start(self, singles: list[Sequence], rows: Indices, now: Numbers = NO_NUMBERS) -> None:
         """Begin with the sequences that run one token."""
         self.sequences, self.singles, self.rows, self.now = singles, len(singles), rows, now
         self.counts, self.logits = [1] * self.singles, [1] * self.singles
@@ -111,7 +110,9 @@ class Scheduler:
         self.limits, self.caches, self.costs = limits, caches, costs
         self.waiting = WaitingQueue()
         self.running: dict[str, Sequence] = {}
-        self._in_rows: tuple[list[Sequence], Int32] | None = None  # those that run, and their rows; None: they changed
+        self._in_rows: tuple[list[Sequence], Indices] | None = (
+            None  # those that run, and their rows; None: they changed
+        )
 
     @property
     def has_work(self) -> bool:
@@ -189,7 +190,7 @@ class Scheduler:
         """
         if self._in_rows is None:
             running = list(self.running.values())
-            self._in_rows = running, np.array([sequence.row for sequence in running], np.int32)
+            self._in_rows = running, np.array([sequence.row for sequence in running], np.intp)
         running, rows = self._in_rows
         now = self.caches.rows.take(rows)
         ready = self.caches.ready(now)
@@ -198,7 +199,7 @@ class Scheduler:
             return []
         most = 1 + self.limits.max_draft_tokens
         prefilling, longer = [], []
-        for i in np.flatnonzero(~ready).tolist():
+        for i in (~ready).nonzero()[0].tolist():
             sequence = running[i]
             pending = sequence.total - sequence.computed
             if pending > most or not sequence.output_ids:

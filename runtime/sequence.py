@@ -14,7 +14,7 @@ from hybridtrt.runtime.drafts import NgramDrafter
 from hybridtrt.runtime.logits_processors import LogitsProcessors
 from hybridtrt.runtime.pages import Holding
 from hybridtrt.runtime.request import FinishReason, Request, TopLogProbs
-from hybridtrt.runtime.rows import Rows
+from hybridtrt.runtime.rows import Numbers, Rows
 from hybridtrt.runtime.statistics import RequestTimes
 from hybridtrt.runtime.swap import Swapped
 
@@ -23,19 +23,21 @@ if TYPE_CHECKING:
 
 Rank = tuple[float, int]
 
+COMPUTED, PENDING, LAST = map(Numbers._fields.index, ("computed", "pending", "last"))
+
 
 class InRow:
     """A number of a sequence that is in its row while it runs, and 0 otherwise."""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
+        self._field = Numbers._fields.index(name)
 
     def __get__(self, sequence: Sequence, owner: type) -> int:
-        return 0 if sequence.rows is None else int(getattr(sequence.rows.numbers, self._name)[sequence.row])
+        return 0 if sequence.rows is None else sequence.rows.cells[self._field, sequence.row]
 
     def __set__(self, sequence: Sequence, number: int) -> None:
         assert sequence.rows is not None
-        getattr(sequence.rows.numbers, self._name)[sequence.row] = number
+        sequence.rows.cells[self._field, sequence.row] = number
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +90,7 @@ class Sequence:
         listeners = (self.processors, self.guide, self.drafter)
         self.direct = all(listener is None for listener in listeners) and self.answer.direct
 
+    room = InRow()
     source = InRow()
     source_generation = InRow()
     target = InRow()
@@ -106,13 +109,15 @@ class Sequence:
     def computed(self) -> int:
         """Tokens in the caches, or swapped out of them."""
         if self.rows is not None:
-            return int(self.rows.numbers.computed[self.row])
+            return self.rows.cells[COMPUTED, self.row]
         return 0 if self.swapped is None else self.swapped.tokens
 
     @computed.setter
     def computed(self, tokens: int) -> None:
         assert self.rows is not None
-        self.rows.numbers.computed[self.row] = tokens
+        self.rows.cells[COMPUTED, self.row] = tokens
+        if self.output_ids:
+            self.rows.cells[PENDING, self.row] = self.total - tokens
 
     @property
     def max_cached(self) -> int:
@@ -152,7 +157,8 @@ class Sequence:
             raise FloatingPointError("the logits of this request are not finite, or no token is allowed")
         self.output_ids.append(token)
         if self.rows is not None:
-            self.rows.set_output(self)
+            self.rows.cells[LAST, self.row] = token
+            self.rows.cells[PENDING, self.row] = self.total - self.computed
         if self.processors is not None:
             self.processors.append(token)
         if self.drafter is not None:

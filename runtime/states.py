@@ -71,7 +71,8 @@ class States:
 
     def sound(self, now: Numbers) -> NDArray[np.bool_]:
         """Of each row [N] whether the slot that it reads has its states after its computed tokens."""
-        tokens, generations = self.slots.tokens.take(now.source), self.slots.generations.take(now.source)
+        source = now.source.astype(np.intp)
+        tokens, generations = self.slots.tokens[source], self.slots.generations[source]
         return np.asarray((tokens == now.computed) & (generations == now.source_generation))
 
     def commit(self, sequence: Sequence) -> None:
@@ -83,8 +84,8 @@ class States:
 
     def commit_all(self, now: Numbers, computed: Int32) -> list[int]:
         """`commit` for rows [N] with so many computed tokens [N]; returns which ones have another slot to give back."""
-        self.slots.tokens[now.target] = computed
-        moved: list[int] = np.flatnonzero(now.source != now.target).tolist()
+        self.slots.tokens[now.target.astype(np.intp)] = computed
+        moved: list[int] = (now.source != now.target).nonzero()[0].tolist()
         return moved
 
     def release(self, sequence: Sequence, key: bytes | None) -> None:

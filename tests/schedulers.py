@@ -75,7 +75,7 @@ def make_sequence(
 def commit(scheduler: Scheduler, plan: Plan) -> dict[str, int]:
     """Run a plan and sample token 1 everywhere, as the engine does; returns the tokens that each request ran."""
     assert not plan.failed
-    scheduler.caches.commit_singles(plan.sequences[: plan.singles], plan.rows, plan.now)
+    scheduler.caches.commit_singles(plan.sequences, plan.rows, plan.now, np.ones(plan.singles, np.int64))
     for i, (sequence, count, wanted) in enumerate(zip(plan.sequences, plan.counts, plan.logits, strict=True)):
         drafts, sequence.drafts = sequence.drafts, []
         if not drafts and i >= plan.singles:
