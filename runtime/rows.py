@@ -78,6 +78,6 @@ class Rows:
         return [
             f"row {sequence.row} has {self.numbers.pending[sequence.row]} tokens to run, {sequence.name!r} has {left}"
             for sequence in running
-            if (left := sequence.total - sequence.computed) and sequence.output_ids
-            if self.numbers.pending[sequence.row] != left
+            if sequence.output_ids
+            if self.numbers.pending[sequence.row] != (left := sequence.total - sequence.computed)
         ]

@@ -148,6 +148,8 @@ def test_tokens_at_once_have_the_text_that_they_have_one_by_one(
     pieces, rest = stream(kind, ids, prompt_length)
     joined, end = stream(kind, ids, prompt_length, interval)
     assert ("".join(joined), end) == ("".join(pieces), rest)
+    detokenizer = new_detokenizer(kind, ids[:prompt_length])
+    assert [detokenizer.next(token) for token in ids[prompt_length:]] == pieces
 
 
 @settings(max_examples=100, deadline=None)

@@ -196,6 +196,10 @@ def lose_the_last_row(scheduler: Scheduler) -> None:
     scheduler.caches.rows.free.remove(7)
 
 
+def miscount_what_is_to_run(scheduler: Scheduler) -> None:
+    scheduler.caches.rows.numbers.pending[0] += 1
+
+
 def lose_swapped_bytes(scheduler: Scheduler) -> None:
     scheduler.caches.swap.used += 3
 
@@ -216,6 +220,7 @@ def lose_swapped_bytes(scheduler: Scheduler) -> None:
         ),
         (lose_the_first_row, ["the rows of block tables are damaged: [0, 2, 3, 4, 5, 6, 7]"]),
         (lose_the_last_row, ["the rows of block tables are damaged: [0, 1, 2, 3, 4, 5, 6]"]),
+        (miscount_what_is_to_run, ["row 0 has 2 tokens to run, 'a/0' has 1"]),
         (lose_swapped_bytes, ["3 bytes are swapped out, sequences that wait have 0"]),
     ],
 )
