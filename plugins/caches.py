@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 DTYPE_BYTES = {
-    **{"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2},
+    **{"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1},
     **{"int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1},
 }
 

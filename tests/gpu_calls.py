@@ -38,16 +38,18 @@ def call(
     attributes: Mapping[str, Any],
     dtype: str = "bfloat16",
     float32: tuple[str, ...] = (),
+    dtypes: Mapping[str, str] | None = None,
 ) -> Call:
     """A call by the shapes of a token of each input, of the weights, and of a slot or of a page's token of each cache.
 
-    Everything is in `dtype` but states, the weights that models keep precise, and what `float32` names.
+    Everything is in `dtype` but states, the weights that models keep precise, and what `float32` and `dtypes` name.
     """
+    special = {"experts": "int64", **(dtypes or {})}
     spec = op_spec(op)
     precise = (*PRECISE, *float32)
 
     def typed(name: str, shape: Shape) -> TensorSpec:
-        return TensorSpec(shape, "int64" if name == "experts" else "float32" if name in precise else dtype)
+        return TensorSpec(shape, special.get(name, "float32" if name in precise else dtype))
 
     values = {name: typed(name, ("T", *shape)) for name, shape in inputs.items()}
     kept = {name: typed(name, shape) for name, shape in weights.items()}
@@ -150,15 +152,23 @@ def attention(heads: int, kv_heads: int, head_dim: int, sinks: bool = False, **o
 
 def experts(
     count: int, top_k: int, hidden: int, inner: int, activation: str = "silu", gated: bool = True, bias: bool = False,
-    clamp: float | None = None, **options: Any,
+    clamp: float | None = None, weights: str | None = None, group: int = 0, **options: Any,
 ) -> Call:  # fmt: skip
+    """`weights`: of matrices that are quantised, int8, int4 or fp8."""
     rows = 2 * inner if gated else inner
-    weights: dict[str, tuple[int, ...]] = {"up": (count, rows, hidden), "down": (count, hidden, inner)}
+    shapes: dict[str, tuple[int, ...]] = {"up": (count, rows, hidden), "down": (count, hidden, inner)}
     if bias:
-        weights |= {"up_bias": (count, rows), "down_bias": (count, hidden)}
+        shapes |= {"up_bias": (count, rows), "down_bias": (count, hidden)}
+    dtypes: dict[str, str] = {}
+    for role in ("up", "down") if weights else ():
+        _, out, width = shapes[role]
+        shapes[role] = (count, out, width // 2 if weights == "int4" else width)
+        scales = (width // group,) if group else ()
+        shapes[f"{role}_scale"] = (count,) if weights == "fp8" else (count, out, *scales)
+        dtypes |= {role: "fp8" if weights == "fp8" else "int8", f"{role}_scale": "bfloat16"}
     inputs = {"x": (hidden,), "weights": (top_k,), "experts": (top_k,)}
     attributes = {"activation": activation, "gated": gated, "clamp": clamp}
-    return call("experts", inputs, weights, {}, attributes, float32=("weights",), **options)
+    return call("experts", inputs, shapes, {}, attributes, float32=("weights",), dtypes=dtypes, **options)
 
 
 def router(count: int, top_k: int, scoring: str, bias: bool = False, dtype: str = "float32", **attributes: Any) -> Call:
@@ -212,6 +222,17 @@ CALLS: dict[str, Call] = {
     "experts_qwen3_next": experts(512, 10, 2048, 512),
     "experts_nemotron_h": experts(128, 6, 2688, 1856, "relu2", gated=False, dtype="float16"),
     "experts_gpt_oss": experts(128, 4, 2880, 2880, "swiglu_oai", bias=True, clamp=7.0),
+    "experts_qwen3_next_int8": experts(512, 10, 2048, 512, weights="int8"),
+    "experts_qwen3_next_fp8": experts(512, 10, 2048, 512, weights="fp8"),
+    "experts_qwen3_next_int4": experts(512, 10, 2048, 512, weights="int4", group=32),
+    "experts_nemotron_h_int8": experts(
+        128, 6, 2688, 1856, "relu2", gated=False, dtype="float16", weights="int8", group=64
+    ),
+    "experts_gpt_oss_int4": experts(
+        128, 4, 2880, 2880, "swiglu_oai", bias=True, clamp=7.0, dtype="float16", weights="int4", group=64
+    ),
+    "experts_deepseek_v2_lite_int4": experts(64, 6, 2048, 1408, weights="int4", group=128),
+    "experts_jamba_int8": experts(16, 2, 4096, 14336, weights="int8", group=32),
     "experts_float32": experts(3, 2, 200, 72, "gelu", dtype="float32"),
     "router_qwen3_next": router(512, 10, "softmax", renormalize=True),
     "router_qwen3_next_ranked": router(512, 10, "softmax", renormalize=True, num_ranked=512),

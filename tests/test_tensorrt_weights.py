@@ -21,6 +21,7 @@ from networks import (
 from torch import Tensor
 
 from hybridtrt.build.tensorrt.quantization import Quantization, quantized, quantized_specs, scale_name
+from hybridtrt.build.tensorrt.quantized_experts import expert_specs, quantized_experts
 from hybridtrt.build.tensorrt.stored import quantizations_of
 from hybridtrt.build.tensorrt.weights import StoredWeight
 from hybridtrt.plugins.linear.packing import integers
@@ -70,6 +71,14 @@ def stored(variant: str, form: str, group: int) -> tuple[dict[str, Quantization]
     found = quantizations_of(config)
     inputs, meant = float64_weights(variant), float64_weights(variant)
     for name, how in found.items():
+        if meant[name].dim() == 3:
+            tensors = quantized_experts(name, meant[name], how)
+            floats = {part: x.double() if x.is_floating_point() else x for part, x in tensors.items()}
+            inputs |= floats
+            width = meant[name].shape[2]
+            each = zip(floats[name], floats[scale_name(name)], strict=True)
+            meant[name] = torch.stack([meant_by(*expert, width) for expert in each])
+            continue
         tensors = quantized(name, meant[name], how, "float32")
         numbers, scales = unpacked(tensors[name], how), tensors[scale_name(name)].double()
         inputs |= {name: numbers, scale_name(name): scales}
@@ -77,6 +86,22 @@ def stored(variant: str, form: str, group: int) -> tuple[dict[str, Quantization]
         groups = 1 if how.form == "fp8" else numbers.shape[1] // wide.shape[1]
         meant[name] = numbers * (wide if how.form == "fp8" else wide.repeat_interleave(groups, 1))
     return found, inputs, meant
+
+
+def meant_by(numbers: Tensor, scales: Tensor, width: int) -> Tensor:
+    """The matrix of an expert, number by number."""
+    found = torch.empty(len(numbers), width, dtype=torch.float64)
+    group = width // scales.shape[1] if scales.dim() == 2 else width
+    for k in range(width):
+        place, i = k // group, k % group
+        by = scales[:, place] if scales.dim() == 2 else scales
+        if numbers.shape[1] == width:
+            found[:, k] = numbers[:, k] * by
+            continue
+        pair = numbers[:, place * group // 2 + i % (group // 2)].int() & 255
+        half = pair & 15 if i < group // 2 else pair >> 4
+        found[:, k] = torch.where(half > 7, half - 16, half) * by
+    return found
 
 
 def unpacked(numbers: Tensor, how: Quantization) -> Tensor:
@@ -95,7 +120,11 @@ def test_quantised_networks_compute_with_the_matrices_that_their_numbers_stand_f
     found, inputs, meant = stored(variant, form, group)
     assert found
     built = network(config, "bfloat16", quantizations=found)
-    assert {spec.dtype for name, spec in built.bindings.weights.items() if name in found} == {form}
+    dtypes = {name: spec.dtype for name, spec in built.bindings.weights.items() if name in found}
+    experts = {name for name in found if "experts" in name}
+    assert {dtypes[name] for name in found.keys() - experts} == {form}
+    assert {dtypes[name] for name in experts} <= {"fp8" if form == "fp8" else "int8"}
+    assert bool(experts) == (variant == "granitemoehybrid")
     logits = evaluated(built, config.program(), config.model.vocab_size, inputs)
     assert worst_error(logits, expected(config, meant.__getitem__)) < CLOSE
     exact = expected(config, checkpoint(variant).tensor)
@@ -105,20 +134,24 @@ def test_quantised_networks_compute_with_the_matrices_that_their_numbers_stand_f
 @pytest.mark.parametrize(("form", "group"), FORMS)
 @pytest.mark.parametrize("as_inputs", [False, True])
 def test_quantised_networks_build(form: str, group: int, as_inputs: bool, tmp_path: Path) -> None:
-    config = config_of("granitemoehybrid", weights=form, group_size=group or None, compute_capabilities=(89, 120))
+    capabilities = (89, 120) if form == "fp8" else (80, 89, 120)
+    config = config_of("granitemoehybrid", weights=form, group_size=group or None, compute_capabilities=capabilities)
     read = None if as_inputs else checkpoint("granitemoehybrid").tensor
     asked = request(config, quantizations=quantizations_of(config), read=read)
     builder().build(asked, tmp_path / "engine")
 
 
 def test_which_matrices_are_quantised() -> None:
-    """Those of linear layers: not routers, tied embeddings, experts, norms, nor what is excluded."""
+    """Those of linear layers and experts: not routers, tied embeddings, norms, nor what is excluded."""
     config = config_of("granitemoehybrid", weights="int8", exclude=("layers.0.*",))
     program = config.program()
     found = quantizations_of(config)
     assert found
-    assert all(name.endswith(".weight") and len(program.weights[name].shape) == 2 for name in found)
-    assert not any("router" in name or "embedding" in name or "conv" in name or "experts" in name for name in found)
+    experts = {name for name in found if "experts" in name}
+    assert {len(program.weights[name].shape) for name in experts} == {3}
+    assert {name.rpartition(".")[2] for name in experts} == {"gate_up", "down"}
+    assert all(name.endswith(".weight") and len(program.weights[name].shape) == 2 for name in found.keys() - experts)
+    assert not any("router" in name or "embedding" in name or "conv" in name for name in found)
     assert not any(name.startswith("layers.0.") for name in found)
     assert quantizations_of(config_of("granitemoehybrid")) == {}
 
@@ -140,6 +173,26 @@ def test_rounding_errs_by_half_a_step(form: str, group: int) -> None:
     bound = matrix.abs() / 16 + wide * 2**-10 if form == "fp8" else wide * (0.501 if form == "int8" else 1.5)
     assert (error <= bound).all()
     assert (error[3] == 0).all()
+
+
+@pytest.mark.parametrize(("form", "group"), FORMS)
+def test_experts_are_rounded_as_linear_layers_are(form: str, group: int) -> None:
+    """The same numbers and scales, but for the dtype of these and the order of four bits; FP8 has a scale an expert."""
+    matrices = (
+        torch.randn(3, 48, 64, generator=torch.Generator().manual_seed(2)) * torch.tensor([1.0, 3, 0.1])[:, None, None]
+    )
+    how = Quantization(form, group)
+    tensors, specs = quantized_experts("w", matrices, how), expert_specs("w", (3, 48, 64), how)
+    assert {name: tuple(x.shape) for name, x in tensors.items()} == {name: spec.shape for name, spec in specs.items()}
+    assert tensors["w.scale"].dtype == torch.bfloat16
+    assert tensors["w"].dtype == (torch.float8_e4m3fn if form == "fp8" else torch.int8)
+    for expert, matrix in enumerate(matrices):
+        linear = quantized("w", matrix, how, "bfloat16")
+        numbers, scales = unpacked(linear["w"], how), linear["w.scale"].double()
+        wide = scales.reshape(-1, 1) if scales.dim() < 2 else scales.repeat_interleave(64 // scales.shape[1], 1)
+        found = tensors["w"][expert]
+        found = found.double() if form == "fp8" else found
+        assert torch.equal(meant_by(found, tensors["w.scale"][expert].double(), 64), numbers * wide)
 
 
 def test_positive_scales_of_four_bits_err_little_more_than_signed_ones() -> None:

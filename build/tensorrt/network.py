@@ -16,7 +16,7 @@ from hybridtrt.build.tensorrt.native.operands import Operands
 from hybridtrt.build.tensorrt.quantization import Quantization
 from hybridtrt.build.tensorrt.tensor import Tensor
 from hybridtrt.build.tensorrt.trt_dtypes import dtype_name, trt_dtype
-from hybridtrt.build.tensorrt.weights import Read, StoredWeight, Weights
+from hybridtrt.build.tensorrt.weights import Read, StoredWeight, Weights, on_stored
 from hybridtrt.plugins.call import Call, call_of
 from hybridtrt.plugins.gpu.plan import PLUGINS
 from hybridtrt.plugins.program import Node, Program
@@ -28,7 +28,7 @@ class Lowering:
     """What a network is made of besides the program.
 
     `scratch_bytes` gives the memory that the kernels of a call need for the largest step. `quantizations` says which
-    matrices of linear layers are stored in few bits. Without `read` (a weight by its name, as the checkpoint has it)
+    matrices are stored in few bits. Without `read` (a weight by its name, as the checkpoint has it)
     weights are inputs of the network. With `return_caches` the caches are outputs too, as aliases of the inputs;
     without, plugins write to their inputs and TensorRT does not know.
     """
@@ -73,9 +73,10 @@ class _Walk:
     def __init__(self, backend: Backend, network: Any, program: Program, lowering: Lowering) -> None:
         self._trt, self._network, self._program, self._lowering = backend.trt, network, program, lowering
         self._layers = Layers(backend.trt, network)
+        self._stored = lowering.stored_weights(program)
         self._plans = {node.name: self._plan(node) for node in program.nodes if node.op in PLUGINS}
         self._add_plugin: AddPlugin = backend.plugin_layers(network, tuple(self._plans.values()))
-        self._weights = Weights(self._layers, lowering.stored_weights(program), lowering.read)
+        self._weights = Weights(self._layers, self._stored, lowering.read)
         self._step_specs = step_bindings(program)
         self._cache_specs = cache_bindings(program, lowering.page_size)
         self._step = {name: self._input(name, spec) for name, spec in self._step_specs.items()}
@@ -113,6 +114,7 @@ class _Walk:
 
     def _plan(self, node: Node) -> PluginCall:
         call = call_of(self._program, node, self._lowering.page_size, self._lowering.dtypes.of)
+        call = on_stored(call, self._stored)
         return PluginCall(call, self._lowering.return_caches, self._lowering.scratch_bytes(call))
 
     def _input(self, name: str, spec: TensorSpec) -> Tensor:
@@ -144,7 +146,7 @@ class _Walk:
 
     def _plugin(self, node: Node) -> list[Tensor]:
         planned = self._plans[node.name]
-        sources = {"input": self._values.__getitem__, "weight": self._weights.__getitem__}
+        sources = {"input": self._values.__getitem__, "weight": self._weights.part}
         sources |= {"cache": self._caches.__getitem__, "step": self._step.__getitem__}
         tensors = [sources[operand.source](operand.bound_to) for operand in planned.call.operands]
         for tensor, operand in zip(tensors, planned.call.operands, strict=True):

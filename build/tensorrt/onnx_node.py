@@ -10,7 +10,10 @@ from hybridtrt.plugins.caches import DTYPE_BYTES
 from hybridtrt.plugins.spec import TensorSpec
 
 OPSET = 20
-_ONNX = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16", "int32": "INT32", "int64": "INT64"}
+_ONNX = {
+    **{"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16", "fp8": "FLOAT8E4M3FN"},
+    **{"int8": "INT8", "int32": "INT32", "int64": "INT64"},
+}
 
 
 def onnx_node(planned: PluginCall, inputs: Sequence[str], outputs: Sequence[str]) -> Any:

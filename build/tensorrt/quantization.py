@@ -1,4 +1,4 @@
-"""Matrices of linear layers in few bits: whole numbers or FP8, and the scales that give the matrix back."""
+"""Matrices in few bits, whole numbers or FP8, and for linear layers the scales that TensorRT multiplies them by."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FP8_MAX = 448.0  # of E4M3
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a matrix `[out, in]` is stored: `form` is int8, int4 or fp8 (E4M3).
+    """How a matrix `[out, in]`, or that of each expert, is stored: `form` is int8, int4 or fp8 (E4M3).
 
     Whole numbers have a scale for every `group_size` numbers of an output, 0 for all of them; FP8 has one scale for the
     matrix. Raises `ValueError` for what is not in `GROUP_SIZES`.
@@ -45,9 +45,9 @@ def scale_name(name: str) -> str:
 
 def check_shape(name: str, shape: tuple[int | str, ...], how: Quantization) -> None:
     """Raise `ValueError` for a matrix whose rows do not hold a whole number of groups."""
-    if how.group_size and int(shape[1]) % how.group_size:
+    if how.group_size and int(shape[-1]) % how.group_size:
         raise ValueError(
-            f"{name} has rows of {shape[1]} numbers, which groups of {how.group_size} do not divide: "
+            f"{name} has rows of {shape[-1]} numbers, which groups of {how.group_size} do not divide: "
             "choose another group_size or exclude it"
         )
 
@@ -68,7 +68,7 @@ def quantized(name: str, matrix: torch.Tensor, how: Quantization, dtype: str) ->
     """
     check_shape(name, tuple(matrix.shape), how)
     if how.form == "fp8":
-        numbers, scales = _fp8(matrix, getattr(torch, dtype))
+        numbers, scales = fp8_numbers(matrix, getattr(torch, dtype))
     else:
         numbers, scales = integers(matrix, 8 if how.form == "int8" else 4, how.group_size)
         scales = scales[:, 0] if how.per_output else scales
@@ -77,7 +77,8 @@ def quantized(name: str, matrix: torch.Tensor, how: Quantization, dtype: str) ->
     return {name: numbers.contiguous(), scale_name(name): scales.to(getattr(torch, dtype)).contiguous()}
 
 
-def _fp8(matrix: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def fp8_numbers(matrix: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers in FP8, and the scale of the matrix in a dtype."""
     wide = matrix.float()
     scale = (wide.abs().amax() / _FP8_MAX).to(dtype)
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)

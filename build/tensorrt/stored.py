@@ -14,12 +14,13 @@ from hybridtrt.build.tensorrt.dtypes import NetworkDtypes, network_dtypes
 from hybridtrt.build.tensorrt.quantization import Quantization
 from hybridtrt.build.tensorrt.weights import Read, StoredWeight
 from hybridtrt.plugins.caches import DTYPE_BYTES
+from hybridtrt.plugins.linear.panel_layout import PANEL_ROLES
 from hybridtrt.plugins.spec import TensorSpec
 
 if TYPE_CHECKING:
     from hybridtrt.build.engine import EngineConfig
 
-_BITS = {**{name: 8 * size for name, size in DTYPE_BYTES.items()}, "int4": 4, "fp8": 8}
+_BITS = {**{name: 8 * size for name, size in DTYPE_BYTES.items()}, "int4": 4}
 
 
 def dtypes_of(config: EngineConfig) -> NetworkDtypes:
@@ -30,14 +31,16 @@ def dtypes_of(config: EngineConfig) -> NetworkDtypes:
 
 
 def quantizable(config: EngineConfig) -> list[str]:
-    """The matrices that can be stored in few bits: of linear layers alone, and not of full precision.
+    """The matrices that can be stored in few bits: of linear layers and experts, and not of full precision.
 
-    What other operators read stays as it is: the experts' matrices and tied embeddings.
+    What other operators read stays as it is, as tied embeddings.
     """
-    program, table = config.program(), config.model.weight_table()
-    elsewhere = {weight for node in program.nodes if node.op != "linear" for weight in node.weights.values()}
-    names = {node.weights["weight"]: None for node in program.nodes if node.op == "linear"}
-    return [name for name in names if name not in elsewhere and not table[name].full_precision]
+    table = config.model.weight_table()
+    read_as: dict[str, set[tuple[str, str]]] = {}
+    for node in config.program().nodes:
+        for role, name in node.weights.items():
+            read_as.setdefault(name, set()).add((node.op, role))
+    return [name for name, roles in read_as.items() if roles <= PANEL_ROLES and not table[name].full_precision]
 
 
 def quantizations_of(config: EngineConfig) -> dict[str, Quantization]:

@@ -13,7 +13,8 @@ from hybridtrt.build.tensorrt.backend import backend
 from hybridtrt.build.tensorrt.builder import EngineBuilder, EngineRequest
 from hybridtrt.build.tensorrt.info import TensorRTInfo
 from hybridtrt.build.tensorrt.network import Lowering
-from hybridtrt.build.tensorrt.stored import dtypes_of, quantizations_of
+from hybridtrt.build.tensorrt.stored import dtypes_of, quantizations_of, stored_weights
+from hybridtrt.build.tensorrt.weights import on_stored
 from hybridtrt.converters.checkpoint import Checkpoint
 from hybridtrt.plugins.call import Call, call_of
 from hybridtrt.plugins.gpu.cuda import device_capability
@@ -27,10 +28,9 @@ Stages = Callable[[str, int, int], None]  # what is being done, steps done, step
 
 def plugin_calls(config: EngineConfig) -> list[Call]:
     """The calls of all plugins. Raises `ValueError`, naming the node, for sizes that no kernel supports."""
-    program, dtypes = config.program(), dtypes_of(config)
-    calls = [
-        call_of(program, node, config.build.tokens_per_block, dtypes.of) for node in program.nodes if node.op in PLUGINS
-    ]
+    program, dtypes, stored = config.program(), dtypes_of(config), stored_weights(config)
+    nodes = [node for node in program.nodes if node.op in PLUGINS]
+    calls = [on_stored(call_of(program, node, config.build.tokens_per_block, dtypes.of), stored) for node in nodes]
     for call in calls:
         plan(call)
     return calls

@@ -5,8 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hybridtrt.plugins.experts.quantized import form_of
 from hybridtrt.plugins.pointwise import GATED_ACTIVATIONS, check_activation
 from hybridtrt.plugins.spec import Load, OpSpec, TensorSpec, require
+
+
+def intermediate_size(up: TensorSpec, gated: bool) -> int:
+    """Numbers between up and down, of an expert."""
+    return int(up.shape[1]) // (2 if gated else 1)
+
+
+def _width(role: str, weights: Mapping[str, TensorSpec], inputs: int) -> int:
+    """Inputs of a matrix, where it has scales `inputs` if these fit."""
+    if f"{role}_scale" not in weights:
+        return int(weights[role].shape[2])
+    form_of(role, weights[role], weights[f"{role}_scale"], inputs)
+    return inputs
 
 
 def _infer(
@@ -16,8 +30,9 @@ def _infer(
     up, down = weights["up"].shape, weights["down"].shape
     gated = attributes.get("gated", True)
     check_activation(attributes["activation"], gated)
-    require(up[2] == x.shape[1] == down[1], f"up {up} and down {down} do not fit x {x.shape}")
-    fits = up[0] == down[0] and up[1] == (2 if gated else 1) * int(down[2])
+    hidden, inner = int(x.shape[1]), intermediate_size(weights["up"], gated)
+    require(_width("up", weights, hidden) == hidden == down[1], f"up {up} and down {down} do not fit x {x.shape}")
+    fits = up[0] == down[0] and up[1] == (2 if gated else 1) * inner and _width("down", weights, inner) == inner
     require(fits, f"up {up} does not fit down {down}")
     for name, matrix in (("up_bias", up), ("down_bias", down)):
         if name in weights:
@@ -29,9 +44,9 @@ def _infer(
 def _flops(
     inputs: list[TensorSpec], weights: Mapping[str, TensorSpec], attributes: Mapping[str, Any], load: Load
 ) -> int:
-    matrices = 3 if attributes.get("gated", True) else 2
-    _, hidden, intermediate = weights["down"].shape
-    return 2 * matrices * int(hidden) * int(intermediate) * load.size(inputs[1].shape)
+    gated = attributes.get("gated", True)
+    matrices, intermediate = 3 if gated else 2, intermediate_size(weights["up"], gated)
+    return 2 * matrices * int(weights["down"].shape[1]) * intermediate * load.size(inputs[1].shape)
 
 
 def _experts_read(
@@ -47,7 +62,8 @@ SPECS = (
         inputs=("x", "weights", "experts"),  # [T, hidden], [T, k], [T, k] int64
         # up: [experts, 2 intermediate, hidden], gate rows first; not gated: [experts, intermediate, hidden]
         weights=("up", "down"),  # down: [experts, hidden, intermediate]
-        optional_weights=("up_bias", "down_bias"),  # without the last axis of up and down
+        # biases have no last axis; with scales up and down are quantised: see quantized.py
+        optional_weights=("up_bias", "down_bias", "up_scale", "down_scale"),
         attributes=("activation", "gated", "clamp"),
         infer=_infer,
         flops=_flops,

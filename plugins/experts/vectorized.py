@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hybridtrt.plugins.experts.reference import matrix
 from hybridtrt.plugins.pointwise.reference import activate, glu
 from hybridtrt.plugins.ragged import Step
 
@@ -20,6 +21,8 @@ def experts(
     down: Tensor,
     up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    up_scale: Tensor | None = None,
+    down_scale: Tensor | None = None,
     activation: str,
     gated: bool = True,
     clamp: float | None = None,
@@ -34,8 +37,10 @@ def experts(
     for expert, count in enumerate(counts[: up.shape[0]]):
         if count:
             start, end = end, end + count
-            h = F.linear(x[tokens[start:end]], up[expert], None if up_bias is None else up_bias[expert])
+            w = matrix(up, up_scale, expert, x.shape[1], x.dtype)
+            h = F.linear(x[tokens[start:end]], w, None if up_bias is None else up_bias[expert])
             h = glu(h, activation, clamp=clamp) if gated else activate(h, activation)
-            result = F.linear(h, down[expert], None if down_bias is None else down_bias[expert])
+            w = matrix(down, down_scale, expert, h.shape[1], x.dtype)
+            result = F.linear(h, w, None if down_bias is None else down_bias[expert])
             y.index_add_(0, tokens[start:end], result * scales[start:end])
     return y

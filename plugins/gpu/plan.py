@@ -36,6 +36,7 @@ PLUGINS = (  # operators that are plugins on a GPU; TensorRT has the others
 )
 SCRATCH_ALIGNMENT = 256
 DTYPES = ("float32", "bfloat16", "float16")  # of activations, weights and caches
+QUANTIZED = ("int8", "fp8")  # of weights that come with scales, `{name}_scale`
 
 
 class Sizes(NamedTuple):
@@ -118,8 +119,10 @@ def plan(call: Call) -> Plan:
             "or pip install 'hybridtrt[gpu]'"
         ) from None
     try:
+        names = {operand.name for operand in call.operands}
         for operand in call.operands:
-            known = DTYPES if operand.source in ("input", "weight", "cache") else ("int32",)
+            known: tuple[str, ...] = DTYPES if operand.source in ("input", "weight", "cache") else ("int32",)
+            known = QUANTIZED if f"{operand.name}_scale" in names else known
             if operand.spec.dtype not in (*known, "int32", "int64"):
                 raise ValueError(f"{operand.name} is {operand.spec.dtype}, not one of {', '.join(known)}")
         made: Plan = getattr(module, call.op)(call)

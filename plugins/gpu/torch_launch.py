@@ -17,6 +17,8 @@ TORCH_DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
+    "int8": torch.int8,
     "int32": torch.int32,
     "int64": torch.int64,
 }

@@ -6,7 +6,10 @@ from typing import Any
 
 import triton.language as tl
 
-POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int32": "*i32", "int64": "*i64"}
+POINTERS = {
+    **{"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "fp8": "*fp8e4nv"},
+    **{"int8": "*i8", "int32": "*i32", "int64": "*i64"},
+}
 
 
 def triton_dtype(name: str) -> Any:
