@@ -58,13 +58,22 @@ def operands(call: Call, rows: Rows, device: str, seed: int) -> dict[str, Tensor
             tensor[0] = torch.nan
         elif spec.dtype in ("int32", "int64"):
             tensor = _experts(call, shape(spec), generator).to(TORCH_DTYPES[spec.dtype])
+        elif operand.name.endswith("_scale"):
+            matrix = call.operand(operand.name.removesuffix("_scale"))
+            unit = (1 if matrix.dtype == "fp8" else 64) * math.sqrt(int(matrix.shape[-1]))
+            tensor = torch.rand(shape(spec), generator=generator, device=device).add_(0.5).div_(unit)
+            tensor = tensor.to(TORCH_DTYPES[spec.dtype])
+        elif spec.dtype == "int8":
+            tensor = torch.randint(-128, 128, shape(spec), generator=generator, device=device).to(torch.int8)
+        elif spec.dtype == "fp8":
+            tensor = random(spec)
         elif operand.name == "A_log":
             tensor = torch.rand(shape(spec), generator=generator, device=device).mul_(2.0)
         elif operand.source == "weight" and len(spec.shape) > 1:
             tensor = random(spec, 1 / math.sqrt(int(spec.shape[-1])))
         else:
             tensor = random(spec)
-        found[operand.name] = tensor.to(device)
+        found[operand.name] = tensor.to(device).contiguous()
     return found
 
 
