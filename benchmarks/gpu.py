@@ -145,10 +145,15 @@ def measure(name: str, call: Call, load: str, bandwidth: float, peak: float) -> 
     return Timed(name, load, 1e3 * taken, *rates, moved / taken / bandwidth, done / taken / peak, peers)
 
 
+def runs_here(call: Call) -> bool:
+    """Whether this GPU has all dtypes of a call: FP8 is there from 8.9 on."""
+    return torch.cuda.get_device_capability() >= (8, 9) or all(one.spec.dtype != "fp8" for one in call.operands)
+
+
 def chosen(pattern: str, device: str) -> Iterator[tuple[str, Call]]:
     """Calls by name; the interpreter multiplies no bfloat16 matrices, so it gets float16 instead."""
     for name, call in CALLS.items():
-        if fnmatchcase(name, pattern):
+        if fnmatchcase(name, pattern) and (device != "cuda" or runs_here(call)):
             yield name, call if device == "cuda" else _in_float16(call)
 
 

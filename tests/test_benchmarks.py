@@ -82,15 +82,3 @@ def test_a_load_keeps_its_number_of_sequences(load: ModuleType) -> None:
     assert statistics["running"] + statistics["waiting"] == 6
     assert statistics["finished"]["length"] > 20
     assert figures["mean ms"] > 0
-
-
-@pytest.mark.parametrize("weights", [None, "int8", "fp8"])
-def test_the_gpu_benchmark_finds_kernels_right(weights: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On operands of its own, by the interpreter."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    import gpu
-    from gpu_calls import experts
-
-    call = experts(4, 2, 64, 32, dtype="float16", weights=weights)
-    right = gpu.compare("experts", call, gpu.Rows((1, 4), (5, 0)), "cpu", 0)
-    assert right.error <= right.allowed

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_calls import CALLS
+from gpu_calls import CALLS, experts
 
 from hybridtrt.plugins.gpu.torch_launch import TorchLauncher
 
@@ -60,3 +60,13 @@ def test_operands_that_are_not_contiguous_are_refused() -> None:
     memory = {operand.name: torch.zeros([3] * len(operand.spec.shape)) for operand in call.operands}
     with pytest.raises(ValueError, match=r"capacity \(capacity\): weights is not contiguous: strides \(1, 3\)$"):
         TorchLauncher(call, memory | {"weights": torch.zeros(3, 3).T})
+
+
+@pytest.mark.parametrize("weights", ["int8", "fp8"])
+def test_quantised_experts_have_operands(weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import gpu
+
+    call = experts(4, 2, 64, 32, dtype="float16", weights=weights)
+    right = gpu.compare("experts", call, gpu.Rows((1, 4), (5, 0)), "cpu", 0)
+    assert right.error <= right.allowed

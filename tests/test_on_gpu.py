@@ -32,6 +32,8 @@ def benchmark() -> Any:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", CALLS)
 def test_kernels_are_their_definitions(name: str, seed: int, benchmark: Any) -> None:
+    if not benchmark.runs_here(CALLS[name]):
+        pytest.skip("this GPU has no FP8")
     right = benchmark.compare(name, CALLS[name], benchmark.NUMERICS["cuda"], "cuda", seed)
     assert right.error <= right.allowed
 
