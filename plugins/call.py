@@ -23,6 +23,7 @@ STEP_SHAPES: Mapping[str, tuple[Dim, ...]] = {
     "block_tables": ("B", "P"),
     "state_src": ("B",),
     "state_dst": ("B",),
+    "token_slots": ("T",),
     "logits_indices": ("R",),
 }
 
@@ -46,9 +47,10 @@ class Call:
     """An operator with its operands in the order in which every plugin takes them, and with what it returns.
 
     Operands are the inputs, the weights and the caches that the node has, in the order of the operator's spec, then the
-    arrays of the step contract that it reads. The block table is that of the node's page group; an operator without one
-    gets the first group's, if there is any: a row that is no padding has a page of every group. A plugin returns the
-    operator's results and then, as aliases of its operands, the caches.
+    arrays of the step contract that it reads, optional ones where they are inputs of the program. The block table is
+    that of the node's page group; an operator without one gets the first group's, if there is any: a row that is no
+    padding has a page of every group. A plugin returns the operator's results and then, as aliases of its operands, the
+    caches.
     """
 
     op: str
@@ -98,7 +100,8 @@ def call_of(program: Program, node: Node, page_size: int, dtype_of: Callable[[st
     for role in spec.caches:
         cache = program.caches[node.caches[role]]
         operands.append(Operand(role, "cache", pool_spec(cache, page_size), cache.name))
-    for name in spec.step_inputs:
+    optional = (name for name in spec.optional_step_inputs if name in program.inputs)
+    for name in (*spec.step_inputs, *optional):
         bound_to = name
         if name == "block_tables":
             group = node.attributes.get("group", _first_group(program))

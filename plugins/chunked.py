@@ -14,17 +14,26 @@ import torch
 from torch import Tensor
 
 from hybridtrt.plugins.ragged import Chunks, Step
+from hybridtrt.plugins.step import MOST_TOKEN_SLOTS
 
 CHUNK = 64
 
 
 def linear_recurrence(
-    step: Step, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, state: Tensor
+    step: Step,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    state: Tensor,
+    token_slots: Tensor | None = None,
 ) -> Tensor:
     """Run every row of a step from `state_src` to `state_dst`.
 
     k `[T, Hk, K]`; v `[T, H, V]` with H a multiple of Hk; q `[T, Hq, K]` with Hq = Hk, or a multiple of it where
-    H = Hk; g (log decay, <= 0) `[T, H, K or 1]`; beta `[T, H]`; state `[slots, H, K, V]`, updated in place. Returns
+    H = Hk; g (log decay, <= 0) `[T, H, K or 1]`; beta `[T, H]`; state `[slots, H, K, V]`, updated in place. Where
+    `token_slots` `[T]` is given, short rows go token by token and leave states there, too. Returns
     `[T, max(Hq, H), V]`.
     """
     out = v.new_empty(v.shape[0], max(q.shape[1], v.shape[1]), v.shape[2])
@@ -33,20 +42,38 @@ def linear_recurrence(
     v = v.unflatten(1, grouped)
     g = None if g is None else g.unflatten(1, grouped)
     beta = None if beta is None else beta.unflatten(1, grouped)
-    if len(step.single_rows):
-        at = step.single_tokens
-        initial = state[step.state_src[step.single_rows]].to(v.dtype).unflatten(1, grouped)
-        o, final = _one_token(
-            q[at], k[at], v[at], None if g is None else g[at], None if beta is None else beta[at], initial
-        )
+
+    def read(rows: Tensor) -> Tensor:
+        states: Tensor = state[step.state_src[rows]].to(v.dtype).unflatten(1, grouped)
+        return states
+
+    def write(slots: Tensor, states: Tensor) -> None:
+        state[slots] = states.flatten(1, 2).to(state.dtype)
+
+    def run(at: Tensor, states: Tensor) -> Tensor:
+        """One token of each row, and the states after it."""
+        decay, b = (None if gate is None else gate[at] for gate in (g, beta))
+        o, after = _one_token(q[at], k[at], v[at], decay, b, states)
         out[at] = o.flatten(1, 2)
-        state[step.state_dst[step.single_rows]] = final.flatten(1, 2).to(state.dtype)
-    chunks = step.chunks(CHUNK)
+        return after
+
+    if token_slots is not None:
+        rows = torch.nonzero(step.lengths <= MOST_TOKEN_SLOTS).flatten()
+        states = read(rows)
+        for i in range(int(step.lengths[rows].max()) if len(rows) else 0):
+            left = torch.nonzero(step.lengths[rows] > i).flatten()
+            at = step.cu_seqlens[rows[left]] + i
+            states[left] = run(at, states[left])
+            asked = token_slots[at] != 0
+            write(token_slots[at[asked]], states[left[asked]])
+        write(step.state_dst[rows], states)
+    elif len(step.single_rows):
+        write(step.state_dst[step.single_rows], run(step.single_tokens, read(step.single_rows)))
+    chunks = step.chunks(CHUNK, 1 if token_slots is None else MOST_TOKEN_SLOTS)
     if chunks is not None:
-        initial = state[step.state_src[chunks.rows]].to(v.dtype).unflatten(1, grouped)
-        o, final = _chunked(chunks, q, k, v, g, beta, initial)
+        o, final = _chunked(chunks, q, k, v, g, beta, read(chunks.rows))
         chunks.scatter(o.flatten(2, 3), out)
-        state[step.state_dst[chunks.rows]] = final.flatten(1, 2).to(state.dtype)
+        write(step.state_dst[chunks.rows], final)
     return out
 
 

@@ -17,7 +17,7 @@ from hybridtrt.plugins.step import STEP_INPUTS, StepBatch
 
 @dataclass(frozen=True)
 class Chunks:
-    """The rows of more than one token, cut into chunks of at most `size` tokens: `N` chunks of `P` rows.
+    """The rows of more than some number of tokens, cut into chunks of at most `size` tokens: `N` chunks of `P` rows.
 
     `waves[j]` pairs the rows that have a j-th chunk with the numbers of those chunks: state passes from wave to wave,
     everything inside a chunk runs over all chunks at once.
@@ -50,9 +50,10 @@ class Step:
         self.context_lens = torch.as_tensor(batch.context_lens).long()
         self.state_src = torch.as_tensor(batch.state_src).long()
         self.state_dst = torch.as_tensor(batch.state_dst).long()
+        self.token_slots = None if batch.token_slots is None else torch.as_tensor(batch.token_slots).long()
         self.logits_indices = torch.as_tensor(batch.logits_indices).long()
         self.block_tables = {group: torch.as_tensor(table).long() for group, table in batch.block_tables.items()}
-        self._chunks: dict[int, Chunks | None] = {}
+        self._chunks: dict[tuple[int, int], Chunks | None] = {}
         self._below: dict[int, tuple[Tensor, Step]] = {}
 
     @cached_property
@@ -89,11 +90,11 @@ class Step:
         for row, (start, end) in enumerate(pairwise(bounds)):
             yield row, slice(start, end)
 
-    def chunks(self, size: int) -> Chunks | None:
-        """Chunks of at most `size` tokens of all longer rows; None if there is no such row."""
-        if size not in self._chunks:
-            self._chunks[size] = self._cut(size)
-        return self._chunks[size]
+    def chunks(self, size: int, above: int = 1) -> Chunks | None:
+        """Chunks of at most `size` tokens of all rows of more than `above` tokens; None if there is no such row."""
+        if (size, above) not in self._chunks:
+            self._chunks[size, above] = self._cut(size, above)
+        return self._chunks[size, above]
 
     def below(self, limit: int) -> tuple[Tensor, Step]:
         """The tokens at positions below `limit`, and a step of these alone, with the same rows and no logits."""
@@ -110,8 +111,8 @@ class Step:
             self._below[limit] = tokens, Step(StepBatch(**changed, **kept))
         return self._below[limit]
 
-    def _cut(self, size: int) -> Chunks | None:
-        rows = torch.nonzero(self.lengths > 1).flatten()
+    def _cut(self, size: int, above: int) -> Chunks | None:
+        rows = torch.nonzero(self.lengths > above).flatten()
         if not len(rows):
             return None
         lengths = self.lengths[rows]

@@ -58,7 +58,8 @@ class OpSpec:
     do not fit; `flops(inputs, weights, attributes, load)` counts floating point operations, and `rows_read`, with the
     same arguments, the rows of each weight that are read, where that is not all of them. `aliases` maps an output
     index to the input index whose memory it may reuse. `step_inputs` names the arrays of the step contract that the
-    kernel reads besides its operands. `choices` lists the names that an attribute may have, where it is a name.
+    kernel reads besides its operands, `optional_step_inputs` those that it reads where the step has them. `choices`
+    lists the names that an attribute may have, where it is a name.
     """
 
     name: str
@@ -71,6 +72,7 @@ class OpSpec:
     caches: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
     step_inputs: tuple[str, ...] = ()
+    optional_step_inputs: tuple[str, ...] = ()
     aliases: tuple[tuple[int, int], ...] = ()
     rows_read: Count | None = None
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

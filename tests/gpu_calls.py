@@ -39,10 +39,12 @@ def call(
     dtype: str = "bfloat16",
     float32: tuple[str, ...] = (),
     dtypes: Mapping[str, str] | None = None,
+    optional: tuple[str, ...] = (),
 ) -> Call:
     """A call by the shapes of a token of each input, of the weights, and of a slot or of a page's token of each cache.
 
     Everything is in `dtype` but states, the weights that models keep precise, and what `float32` and `dtypes` name.
+    `optional` names arrays of the step that the operator can do without.
     """
     special = {"experts": "int64", **(dtypes or {})}
     spec = op_spec(op)
@@ -59,7 +61,8 @@ def call(
         paged = name == "kv"
         pool = TensorSpec(("pages", PAGE, *shape) if paged else ("slots", *shape), dtype if paged else "float32")
         operands.append(Operand(name, "cache", pool, name))
-    operands += [Operand(name, "step", TensorSpec(STEP_SHAPES[name], "int32"), name) for name in spec.step_inputs]
+    step = (*spec.step_inputs, *optional)
+    operands += [Operand(name, "step", TensorSpec(STEP_SHAPES[name], "int32"), name) for name in step]
     results = tuple(spec.infer(list(values.values()), kept, attributes))
     return Call(op, op, tuple(operands), results, attributes)
 
@@ -251,6 +254,9 @@ CALLS: dict[str, Call] = {
     "linear_gla": linear(4, 4, 256, 256, "gated", decay="channel"),
     "linear_delta_256": linear(8, 8, 256, 256, "delta"),
     "linear_float32": linear(16, 32, 128, 128, "gated_delta", dtype="float32"),
+    "linear_qwen3_next_drafts": linear(16, 32, 128, 128, "gated_delta", optional=("token_slots",)),
+    "linear_kimi_drafts": linear(32, 32, 128, 128, "gated_delta", decay="channel", optional=("token_slots",)),
+    "linear_gla_drafts": linear(4, 4, 256, 256, "gated", decay="channel", optional=("token_slots",)),
     "linear_float32_256": linear(4, 4, 256, 256, "gated_delta", decay="channel", dtype="float32"),
     "capacity_qwen3_next": capacity(512, 10, 512, "next_best", 1.25),
     "capacity_gpt_oss": capacity(128, 4, 4, "drop", 1.1),

@@ -20,7 +20,8 @@ def has_states(info: RunnerInfo) -> bool:
 def check_batch(batch: StepBatch, info: RunnerInfo) -> None:
     """Assert every promise of the step contract."""
     rows, tokens = batch.num_sequences, batch.num_tokens
-    arrays = {name: value for name, value in vars(batch).items() if name != "block_tables"} | dict(batch.block_tables)
+    given = {name: value for name, value in vars(batch).items() if name != "block_tables" and value is not None}
+    arrays = given | dict(batch.block_tables)
     assert all(array.dtype == np.int32 for array in arrays.values()), {k: v.dtype for k, v in arrays.items()}
     assert 0 < rows <= info.max_batch_size
     assert 0 < tokens <= info.max_num_tokens

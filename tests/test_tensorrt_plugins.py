@@ -5,22 +5,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from networks import builder, config_of, lowering
+from network_evaluator import NetworkEvaluator
+from networks import NUM_SLOTS, Pages, bound, builder, config_of, float64_weights, lowering, page_groups, pools, steps
 
+from hybridtrt.build.tensorrt.bindings import step_bindings
+from hybridtrt.build.tensorrt.builder import EngineRequest
 from hybridtrt.build.tensorrt.call_codec import FIELD, PluginCall
 from hybridtrt.build.tensorrt.full import full
 from hybridtrt.build.tensorrt.native import NATIVE
 from hybridtrt.build.tensorrt.onnx_node import carrier, onnx_node
 from hybridtrt.build.tensorrt.plugin import register_plugins
-from hybridtrt.plugins.call import call_of
+from hybridtrt.plugins.call import Operand, call_of
 from hybridtrt.plugins.gpu.plan import PLUGINS, Sizes
+from hybridtrt.plugins.program import Program
 from hybridtrt.plugins.registry import op_names
+from hybridtrt.plugins.spec import TensorSpec
 
 
 def plans(variant: str, returns_caches: bool = True) -> dict[str, PluginCall]:
@@ -165,6 +171,60 @@ def test_the_onnx_node_of_a_call() -> None:
     model = onnx.load_from_string(carrier(list(plans("mamba2").values())))
     assert {one.op_type for one in model.graph.node} == set(plans("mamba2"))
     assert len(model.SerializeToString()) < 1 << 16  # no weight is in it
+
+
+def program_with_token_slots() -> Program:
+    program = config_of("qwen3_next").program()
+    program.add_input("token_slots", TensorSpec(("T",), "int32"))
+    return program
+
+
+def test_slots_for_tokens_are_an_operand_of_linear_attention(tmp_path: Path) -> None:
+    """Where the program has them as an input, and of no other operator; then they are an input of the engine."""
+    config = config_of("qwen3_next")
+    lowered = lowering(config, "bfloat16")
+    without, program = config.program(), program_with_token_slots()
+    slots = Operand("token_slots", "step", TensorSpec(("T",), "int32"), "token_slots")
+    takers = set()
+    for node in program.nodes:
+        if node.op in PLUGINS:
+            before, call = (call_of(one, node, 4, lowered.dtypes.of) for one in (without, program))
+            if call != before:
+                assert call.operands == (*before.operands, slots)
+                assert call.key != before.key
+                assert PluginCall.from_text(PluginCall(call, True, 0).to_text()).call.operands == call.operands
+                takers.add(node.op)
+    assert takers == {"linear_attention"}
+    assert "token_slots" not in step_bindings(without)
+    asked = EngineRequest(program, lowered, config.build, config.memory(), (89,))
+    assert builder().build(asked, tmp_path / "engine").step["token_slots"] == slots.spec
+
+
+def test_a_network_leaves_the_state_after_a_token_in_its_slot() -> None:
+    """It is the one that the network leaves after a row that ends there."""
+    config, program = config_of("qwen3_next"), program_with_token_slots()
+    built = builder().network(program, lowering(config, "bfloat16"))
+    evaluate, pages = NetworkEvaluator(trt(), built.network), Pages(page_groups(program))
+    weights = float64_weights("qwen3_next")
+    first = next(steps(program, config.model.vocab_size))
+    slot = min({*range(1, NUM_SLOTS)} - {*first.state_src, *first.state_dst})
+    slots = np.zeros(first.num_tokens, np.int32)
+    slots[2] = slot
+    whole = replace(first, token_slots=slots)
+    ended = replace(
+        first,
+        **{name: getattr(first, name)[:3] for name in ("input_ids", "positions")},
+        **{name: getattr(first, name)[:1] for name in ("context_lens", "state_src", "state_dst", "logits_indices")},
+        cu_seqlens=np.array([0, 3], np.int32),
+        block_tables={group: table[:1] for group, table in first.block_tables.items()},
+        token_slots=np.zeros(3, np.int32),
+    )
+    left, wanted = (evaluate({**bound(built, one, pages), **pools(built), **weights}) for one in (whole, ended))
+    states = [node.caches["state"] for node in program.nodes if node.op == "linear_attention"]
+    assert states
+    for name in states:
+        output = built.bindings.cache_outputs[name]
+        np.testing.assert_allclose(left[output][slot], wanted[output][ended.state_dst[0]], rtol=1e-12)
 
 
 def fake_tensorrt(monkeypatch: pytest.MonkeyPatch, version: str) -> Any:

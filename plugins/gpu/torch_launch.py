@@ -95,7 +95,7 @@ def _bind(
         add(name, "cache", pool, ("pages" if name == "kv" else "slots", *pool.shape[1:]))
     attributes = {name: value for name, value in named.items() if name in spec.attributes}
     group = attributes.get("group", next(iter(step.block_tables), ""))  # as `call_of` has it
-    for name in spec.step_inputs:
+    for name in (*spec.step_inputs, *spec.optional_step_inputs):
         table = step.block_tables.get(group) if name == "block_tables" else getattr(step, name)
         if table is not None:
             add(name, "step", table.to(device=inputs[0].device, dtype=torch.int32), STEP_SHAPES[name])

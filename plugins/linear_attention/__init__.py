@@ -50,6 +50,7 @@ SPECS = (
         caches=("state",),  # [slots, heads, K, V]
         attributes=("rule", "scale", "l2_norm", "decay_bound", "beta_scale"),
         step_inputs=("cu_seqlens", "state_src", "state_dst"),
+        optional_step_inputs=("token_slots",),  # to roll back drafts
         infer=_infer,
         flops=_flops,
         choices={"rule": RULES},

@@ -68,7 +68,8 @@ void linear_attention(const Step& step, const Call& call, Team& team) {
   op.bounded = given(call, 3), op.decay_bound = float(attribute(call, 3, 0));
   op.beta_scale = float(attribute(call, 4, 1));
   const Decay decay = !op.A_log ? Decay::NONE : op.a && op.a->rank == 2 ? Decay::CHANNEL : Decay::HEAD;
-  op.shape = {q->dims[1], v->dims[1], q->dims[0], v->dims[0], decay, delta, false, false, false, call.caches};
+  op.shape = {q->dims[1], v->dims[1], q->dims[0], v->dims[0], decay, delta, false, false, false, call.caches,
+              step.token_slots};
   run_recurrence(step, op, team);
 }
 

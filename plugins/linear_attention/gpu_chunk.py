@@ -78,12 +78,12 @@ def linear_attention_chunk(
     q, k, v, gate_1, gate_2, A_log, dt_bias, cu_seqlens, B, from_start, to_end, decay, scores, w, u,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     DELTA: tl.constexpr, L2_NORM: tl.constexpr, SCALE: tl.constexpr, BOUND: tl.constexpr, BETA_SCALE: tl.constexpr,
-    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr,
+    FEW: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """One chunk of a longer row and one head, with one decay a token or none."""
     number = tl.program_id(0)
     _, start, first, end = tile(cu_seqlens, B, number, BT)
-    if (first >= end) | (end - start == 1):
+    if (first >= end) | (end - start <= FEW):
         return
     head = tl.program_id(1)
     i = tl.arange(0, BT)
@@ -134,7 +134,7 @@ def linear_attention_channel_chunk(
     q, k, gate_1, A_log, dt_bias, cu_seqlens, B, q_decayed, k_decayed, decay, scores, w, coupling,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr,
     DELTA: tl.constexpr, L2_NORM: tl.constexpr, SCALE: tl.constexpr, BOUND: tl.constexpr,
-    BT: tl.constexpr, LEVELS: tl.constexpr, BK: tl.constexpr, DOT: tl.constexpr,
+    FEW: tl.constexpr, BT: tl.constexpr, LEVELS: tl.constexpr, BK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """One chunk of a longer row and one head, with a decay of its own in each key channel.
 
@@ -144,7 +144,7 @@ def linear_attention_channel_chunk(
     """
     number = tl.program_id(0)
     _, start, first, end = tile(cu_seqlens, B, number, BT)
-    if (first >= end) | (end - start == 1):
+    if (first >= end) | (end - start <= FEW):
         return
     head = tl.program_id(1)
     i = tl.arange(0, BT)
@@ -196,11 +196,11 @@ def linear_attention_channel_chunk(
 def linear_attention_channel_solve(
     v, gate_2, w, coupling, cu_seqlens, B, u,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BETA_SCALE: tl.constexpr,
-    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr,
+    FEW: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """The delta rule of one chunk of a longer row and one head; w has k decayed from the chunk's start before."""
     _, start, first, end = tile(cu_seqlens, B, tl.program_id(0), BT)
-    if (first >= end) | (end - start == 1):
+    if (first >= end) | (end - start <= FEW):
         return
     head = tl.program_id(1)
     i = tl.arange(0, BT)

@@ -36,7 +36,7 @@ def linear_attention_walk(
     q_decayed, k_decayed, from_start, to_end, decay, scores, w, u, out,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     DELTA: tl.constexpr, DECAYS: tl.constexpr, CHANNELS: tl.constexpr,
-    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr,
+    FEW: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """A longer row, one head and BV value channels. The scratch is described in gpu_chunk.py.
 
@@ -47,7 +47,7 @@ def linear_attention_walk(
     head = tl.program_id(1)
     start = tl.load(cu_seqlens + row)
     end = tl.load(cu_seqlens + row + 1)
-    if end - start == 1:
+    if end - start <= FEW:
         return
     channel = tl.arange(0, BK)[:, None]
     value = (tl.program_id(2) * BV + tl.arange(0, BV))[None, :]

@@ -60,11 +60,12 @@ def linear_attention(
     decay_bound: float | None = None,
     beta_scale: float = 1.0,
 ) -> Tensor:
-    """`[T, heads, V]` from q, k `[T, key_heads, K]` and v `[T, heads, V]`."""
+    """`[T, heads, V]` from q, k `[T, key_heads, K]` and v `[T, heads, V]`. States go to `token_slots`, too."""
     q, k, g, beta = prepare(q, k, gates, A_log, dt_bias, rule, scale, l2_norm, decay_bound, beta_scale)
     repeats = v.shape[1] // q.shape[1]
     q, k = q.repeat_interleave(repeats, 1), k.repeat_interleave(repeats, 1)
     out = torch.empty_like(v)
+    slots = None if step.token_slots is None else step.token_slots.tolist()
     for row, tokens in step.slices():
         s = state[step.state_src[row]].to(v.dtype)  # [heads, K, V]
         for t in range(tokens.start, tokens.stop):
@@ -73,5 +74,7 @@ def linear_attention(
             u = v[t] if beta is None else beta[t][:, None] * (v[t] - torch.einsum("hk,hkv->hv", k[t], s))
             s = s + k[t][:, :, None] * u[:, None, :]
             out[t] = torch.einsum("hk,hkv->hv", q[t], s)
+            if slots is not None and slots[t] != 0:
+                state[slots[t]] = s.to(state.dtype)
         state[step.state_dst[row]] = s.to(state.dtype)
     return out

@@ -26,4 +26,4 @@ def linear_attention(
 ) -> Tensor:
     """`[T, heads, V]` from q, k `[T, key_heads, K]` and v `[T, heads, V]`."""
     q, k, g, beta = prepare(q, k, gates, A_log, dt_bias, rule, scale, l2_norm, decay_bound, beta_scale)
-    return linear_recurrence(step, q, k, v, g, beta, state)
+    return linear_recurrence(step, q, k, v, g, beta, state, step.token_slots)

@@ -42,7 +42,8 @@ struct Step {
   const int32_t *input_ids, *positions, *cu_seqlens, *context_lens, *state_src, *state_dst, *logits_indices;
   const int32_t* const* block_tables;
   const int64_t* table_widths;
-  const int32_t* token_rows;  // [num_tokens] the sequence of each token; filled in by the executor
+  const int32_t* token_slots;  // [num_tokens], or null
+  const int32_t* token_rows;   // [num_tokens] the sequence of each token; filled in by the executor
 };
 
 // One node with its operands, each list in the order of its OpSpec: inputs then optional inputs, weights then optional

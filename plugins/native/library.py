@@ -105,6 +105,7 @@ class _Step(Structure):
         *((name, c_void_p) for name in _STEP_ARRAYS),
         ("block_tables", POINTER(c_void_p)),
         ("table_widths", POINTER(c_int64)),
+        ("token_slots", c_void_p),
         ("token_rows", POINTER(c_int32)),
     ]
 
@@ -247,7 +248,8 @@ class Program:
     def step(self, batch: StepBatch, vocab_size: int) -> NDArray[np.float32]:
         """Run one step and return logits `[R, vocab_size]`. Raises `MemoryError` where the arena does not fit."""
         tables = [batch.block_tables[group] for group in self._groups]
-        arrays = [*(getattr(batch, name) for name in _STEP_ARRAYS), *tables]
+        asked = [] if batch.token_slots is None else [batch.token_slots]
+        arrays = [*(getattr(batch, name) for name in _STEP_ARRAYS), *tables, *asked]
         packed = np.concatenate([array.reshape(-1) for array in arrays], dtype=np.int32)  # one array has one address
         *places, _ = accumulate((array.size * packed.itemsize for array in arrays), initial=packed.ctypes.data)
         logits = np.empty((len(batch.logits_indices), vocab_size), np.float32)
@@ -257,8 +259,9 @@ class Program:
             len(logits),
             len(tables),
             *places[: len(_STEP_ARRAYS)],
-            (c_void_p * len(tables))(*places[len(_STEP_ARRAYS) :]),
+            (c_void_p * len(tables))(*places[len(_STEP_ARRAYS) : len(_STEP_ARRAYS) + len(tables)]),
             (c_int64 * len(tables))(*(table.shape[1] for table in tables)),
+            places[-1] if asked else None,
         )
         started = time.perf_counter()
         failed = self._library.ht_step(self._handle, byref(step), logits.ctypes.data)

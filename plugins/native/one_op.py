@@ -136,4 +136,5 @@ def _batch(step: Step) -> StepBatch:
     names = ("input_ids", "positions", "cu_seqlens", "context_lens", "state_src", "state_dst", "logits_indices")
     arrays = {name: getattr(step, name).numpy().astype(np.int32) for name in names}
     tables = {group: table.numpy().astype(np.int32) for group, table in step.block_tables.items()}
-    return StepBatch(**arrays, block_tables=tables)
+    slots = None if step.token_slots is None else step.token_slots.numpy().astype(np.int32)
+    return StepBatch(**arrays, block_tables=tables, token_slots=slots)

@@ -23,6 +23,7 @@ struct Shape {
   Decay decay;
   bool delta, factor, skip, transposed;  // factor: u = v_by v
   const Cache* state;
+  const int32_t* token_slots = nullptr;  // the step's, where the operator reads them
 };
 
 struct Gates {
@@ -113,20 +114,34 @@ void one_chunk(const Op& op, const Part& part, const Work& w, int64_t t, int64_t
   }
 }
 
+// Of n tokens the number up to the first one that has a slot: chunks end where a state is asked for.
+HT_INLINE int64_t through_slot(const int32_t* token_slots, int64_t n) {
+  for (int64_t i = 0; i < n; ++i)
+    if (token_slots[i]) return i + 1;
+  return n;
+}
+
 template <class Op>
 void many_tokens(const Step& step, const Op& op, const Part& part, const Work& w) {
   const Shape& s = op.shape;
   const int64_t src = step.state_src[part.row], dst = step.state_dst[part.row];
   const int64_t size = (part.last_panel - part.first_panel) * s.K * TILE_COLUMNS;
+  const auto keep = [&](int64_t slot) {
+    for (int64_t h = part.first_head; h < part.last_head; ++h)
+      store_state(head_state(*s.state, slot, h, s.transposed), w.states + (h - part.first_head) * size, part.first_panel,
+                  part.last_panel, w.row);
+  };
   for (int64_t h = part.first_head; h < part.last_head; ++h)
     load_state(w.states + (h - part.first_head) * size, head_state(*s.state, src, h, s.transposed), part.first_panel,
                part.last_panel, w.row);
   const int64_t end = step.cu_seqlens[part.row + 1];
-  for (int64_t t = step.cu_seqlens[part.row]; t < end; t += CHUNK)
-    one_chunk(op, part, w, t, end - t < CHUNK ? end - t : CHUNK);
-  for (int64_t h = part.first_head; h < part.last_head; ++h)
-    store_state(head_state(*s.state, dst, h, s.transposed), w.states + (h - part.first_head) * size, part.first_panel,
-                part.last_panel, w.row);
+  for (int64_t t = step.cu_seqlens[part.row], n; t < end; t += n) {
+    n = at_most(end - t, CHUNK);
+    if (s.token_slots) n = through_slot(s.token_slots + t, n);
+    one_chunk(op, part, w, t, n);
+    if (s.token_slots && s.token_slots[t + n - 1]) keep(s.token_slots[t + n - 1]);
+  }
+  keep(dst);
 }
 
 // What a step over one token needs; `state` is a float32 copy of a pool's 16-bit numbers.
@@ -200,6 +215,11 @@ void one_token(const Step& step, const Op& op, int64_t row, int64_t h, int64_t f
   if (!wide)
     for (int64_t i = 0; i < rows; ++i)
       narrow(dst.data + (at + i * ld) * size, w.state + i * columns, dst.format, columns);
+  if (s.token_slots && s.token_slots[t]) {
+    const State kept = head_state(*s.state, s.token_slots[t], h, s.transposed);
+    for (int64_t i = 0; i < rows; ++i)
+      memcpy(kept.data + (at + i * ld) * size, dst.data + (at + i * ld) * size, size_t(columns * size));
+  }
 }
 
 template <class Op>
