@@ -42,7 +42,7 @@ from hybridtrt.plugins.spec import TensorSpec  # noqa: E402
 from hybridtrt.plugins.step import StepBatch  # noqa: E402
 
 TOLERANCE = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 4e-2}  # of the largest value of the definition
-NUMERICS = {"cuda": Rows((1, 70, 129, 1), (37, 0, 20, 200)), "cpu": Rows((1, 17, 3), (5, 0, 9))}
+NUMERICS = {"cuda": Rows((1, 70, 129, 5, 1), (37, 0, 20, 9, 200)), "cpu": Rows((1, 17, 3), (5, 0, 9))}
 LOADS = {
     "decode 1": Rows((1,), (2048,)),
     "decode 32": Rows((1,) * 32, (2048,) * 32),
@@ -114,7 +114,7 @@ def _as_step(memory: dict[str, Any], rows: Rows) -> Step:
     }
     arrays |= {name: memory[name] for name in arrays if memory.get(name) is not None}
     tables = {} if memory.get("block_tables") is None else {"g": memory["block_tables"]}
-    return Step(StepBatch(**arrays, block_tables=tables))
+    return Step(StepBatch(**arrays, block_tables=tables, token_slots=memory.get("token_slots")))
 
 
 def seconds(run: Callable[[], None]) -> float:

@@ -13,6 +13,7 @@ from hybridtrt.plugins.call import Call
 from hybridtrt.plugins.gpu.torch_launch import TORCH_DTYPES
 from hybridtrt.plugins.registry import op_spec
 from hybridtrt.plugins.spec import Load, TensorSpec
+from hybridtrt.plugins.step import MOST_TOKEN_SLOTS
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,10 @@ class Rows:
         attended = sum(n * context + n * (n + 1) // 2 for n, context in pairs)
         return Load(sum(self.lengths), len(self.lengths), 0, attended)
 
+    def asked(self, call: Call) -> int:
+        """Tokens that have a slot for the state after them: all of short rows, where the call takes slots."""
+        return sum(n for n in self.lengths if n <= MOST_TOKEN_SLOTS) if call.has("token_slots") else 0
+
 
 def operands(call: Call, rows: Rows, device: str, seed: int) -> dict[str, Tensor | None]:
     """Tensors of all operands by name. States and pages hold what a sequence may have left there; slot 0 and page 0,
@@ -38,7 +43,7 @@ def operands(call: Call, rows: Rows, device: str, seed: int) -> dict[str, Tensor
     width = max(-(-end // page_size) for end in ends)
     sizes = {
         **{"T": sum(rows.lengths), "B": len(ends), "B+1": len(ends) + 1, "R": len(ends), "P": width},
-        **{"slots": len(ends) + 1, "pages": len(ends) * width + 1},
+        **{"slots": len(ends) + 1 + rows.asked(call), "pages": len(ends) * width + 1},
     }
 
     def shape(spec: TensorSpec) -> tuple[int, ...]:
@@ -86,12 +91,16 @@ def _step(rows: Rows, ends: Sequence[int], width: int, generator: torch.Generato
         return torch.randperm(n, generator=generator, device=generator.device) + 1
 
     slots = shuffled(count)
+    short = (lengths <= MOST_TOKEN_SLOTS).repeat_interleave(lengths)
+    token_slots = short.long()
+    token_slots[short] = count + 1 + torch.arange(int(short.sum())).flip(0)
     return {
         "cu_seqlens": torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
         "context_lens": torch.tensor(rows.contexts),
         "positions": torch.cat([torch.arange(end - n, end) for n, end in zip(rows.lengths, ends, strict=True)]),
         "state_src": slots,
         "state_dst": slots,
+        "token_slots": token_slots,
         "block_tables": torch.randperm(count * width, generator=generator, device=generator.device).reshape(
             count, width
         )
@@ -126,7 +135,7 @@ def moved_bytes(call: Call, rows: Rows) -> int:
         if first == "pages":
             total += (sum(rows.contexts) + 2 * load.tokens) * size // int(rest[0])
         else:
-            total += 2 * load.sequences * size
+            total += (2 * load.sequences + rows.asked(call)) * size
     return total
 
 
