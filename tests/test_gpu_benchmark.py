@@ -21,7 +21,8 @@ find = builtins.__import__
 known = {"torch", "triton", "hybridtrt", *ALSO, *sys.stdlib_module_names}
 
 def find_known(name, globals=None, locals=None, fromlist=(), level=0):
-    ours = ((globals or {}).get("__file__") or "").startswith(ROOT)
+    file = (globals or {}).get("__file__") or ""
+    ours = file.startswith(ROOT) and not file.startswith(sys.prefix)  # which may lie inside
     if ours and name.split(".")[0] not in known and not name.startswith("gpu_"):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     return find(name, globals, locals, fromlist, level)
