@@ -82,6 +82,8 @@ class BuildConfig:
         check_gpu_options(
             self.target, self.activations, self.compute_capabilities, self.weights, self.weights_as_inputs
         )
+        if type(self.weights_as_inputs) is not bool:
+            raise ValueError(f"weights_as_inputs={self.weights_as_inputs!r} is not true or false")
         sizes = GROUP_SIZES.get(self.weights or "", ())
         if self.group_size is not None and self.group_size not in sizes:
             known = f"one of {', '.join(map(str, sizes))}" if sizes else "int8 or int4 weights"
@@ -244,6 +246,18 @@ def _listed(value: Any) -> str:
 def is_engine(folder: Path) -> bool:
     """Whether the folder looks like an engine, of whatever version."""
     return (folder / CONFIG_FILE).is_file() and any(folder.glob("rank*.engine"))
+
+
+def check_engine_file(folder: Path, config: EngineConfig) -> None:
+    """Raise `ValueError` where the engine file is missing, or not as long as it was built for a GPU."""
+    path = folder / ENGINE_FILE
+    if not path.is_file():
+        raise ValueError(f"{folder}: there is no {ENGINE_FILE} in it; build the engine again")
+    size = path.stat().st_size
+    if config.tensorrt is not None and size != config.tensorrt.engine_bytes:
+        raise ValueError(
+            f"{path} has {size:,} bytes; built were {config.tensorrt.engine_bytes:,}: build the engine again"
+        )
 
 
 def read_engine_config(folder: Path) -> EngineConfig:

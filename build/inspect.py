@@ -8,7 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hybridtrt.build.engine import CONFIG_FILE, ENGINE_FILE, BuildConfig, EngineConfig, is_engine, read_engine_config
+from hybridtrt.build.engine import (
+    CONFIG_FILE,
+    BuildConfig,
+    EngineConfig,
+    check_engine_file,
+    is_engine,
+    read_engine_config,
+)
 from hybridtrt.build.lowering import PackedWeight, stored_as
 from hybridtrt.build.packed_file import used_bytes
 from hybridtrt.build.tactics import Tuned
@@ -79,8 +86,7 @@ def inspect(folder: str | Path) -> Report:
         raise ValueError(f"{folder}: no such folder")
     if is_engine(folder) or _describes_engine(folder / CONFIG_FILE):
         config = read_engine_config(folder)
-        if not (folder / ENGINE_FILE).is_file():
-            raise ValueError(f"{folder}: there is no {ENGINE_FILE} in it; build the engine again")
+        check_engine_file(folder, config)
         program, load = config.program(), Load(tokens=1, sequences=1, logits_rows=1, attended=1)
         stored = _stored_bytes(config, program)
         return Report(

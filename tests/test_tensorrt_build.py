@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,8 @@ def test_verify_says_so_before_it_loads_transformers_model(engine: Path, monkeyp
     ("files", "kept", "line"),
     [
         ("rank0.engine", None, r"/engine: there is no rank0\.engine in it; build the engine again$"),
+        ("rank0.engine", 0, r"/engine/rank0\.engine has 0 bytes; built were [\d,]+: build the engine again$"),
+        ("rank0.engine", -1, r"/engine/rank0\.engine has [\d,]+ bytes; built were [\d,]+: build the engine again$"),
         ("kernels/manifest.json", None, r"manifest\.json: the kernels of the engine are missing"),
         ("kernels/*/kernel.json", None, r"the kernel of layers\.0\.\S+ \(\w+\) is missing or damaged$"),
         ("kernels/*/kernel.cubin", -1, r"the kernel of layers\.0\.\S+ \(\w+\) is missing or damaged$"),
@@ -168,6 +171,39 @@ def test_what_is_damaged_is_said_without_a_gpu(
     if files == "rank0.engine":
         with pytest.raises(ValueError, match=line):
             inspect(tmp_path / "engine")
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "line"),
+    [
+        (
+            "config.json",
+            lambda data: data["build_config"].update(weights_as_inputs=True),
+            "not fit what was built$",
+        ),
+        (
+            "config.json",
+            lambda data: data["build_config"].update(weights_as_inputs="no"),
+            "is not true or false$",
+        ),
+        ("config.json", lambda data: data["tensorrt"]["cache_outputs"].popitem(), "outputs of other caches than the"),
+        (
+            "kernels/manifest.json",
+            lambda data: data["compute_capabilities"].clear(),
+            "no kernels for 89; build",
+        ),
+    ],
+)
+def test_what_does_not_fit_together_is_said_without_a_gpu(
+    engine: Path, file: str, change: Callable[[Any], object], line: str, tmp_path: Path
+) -> None:
+    shutil.copytree(engine, tmp_path / "engine")
+    path = tmp_path / "engine" / file
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=line):
+        load_runner(tmp_path / "engine")
 
 
 def test_a_gpu_named_twice_has_its_kernels_once() -> None:

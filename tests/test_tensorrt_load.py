@@ -28,17 +28,21 @@ from hybridtrt.runtime.load import RuntimeOptions, runner_info
 GPU = {"target": "tensorrt-rtx", "activations": "float16", "compute_capabilities": (89,)}
 
 
+WHOLE = {"module": "a", "version": "1", "cache_outputs": {}, "engine_bytes": 2}
+
+
 def gpu_config(**options: Any) -> EngineConfig:
     return config_of("qwen3_next", **GPU, **options)
 
 
 def about(config: EngineConfig, folder: Path | None = None) -> TensorRTInfo:
     """As a build with the weights of a checkpoint as inputs would say."""
+    outputs = {cache.name: f"{cache.name}.next" for cache in config.caches()}
     if folder is None:
-        return TensorRTInfo("tensorrt_rtx_bindings", "1.7", {})
+        return TensorRTInfo("tensorrt_rtx_bindings", "1.7", outputs, 6)
     source = checkpoint("qwen3_next")
     sums = {name: checksum(source.tensor(name)) for name in config.program().weights}
-    return TensorRTInfo("tensorrt_rtx_bindings", "1.7", {}, str(folder), sums)
+    return TensorRTInfo("tensorrt_rtx_bindings", "1.7", outputs, 6, str(folder), sums)
 
 
 @pytest.mark.parametrize("weights", [None, "int8", "int4", "fp8"])
@@ -120,8 +124,7 @@ class Loading:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         config = gpu_config()
-        outputs = {cache.name: f"{cache.name}.next" for cache in config.caches()}
-        self.folder, self.config = folder, replace(config, tensorrt=replace(about(config), cache_outputs=outputs))
+        self.folder, self.config = folder, replace(config, tensorrt=about(config))
         self.info = runner_info(self.config, RuntimeOptions())
         self.device, self.unloaded, self.scratch = HostDevice(), False, 64
         (folder / "kernels").mkdir()
@@ -168,7 +171,7 @@ def test_scratch_is_asked_of_the_engine_and_nothing_stays_where_it_does_not_fit(
 
 def test_kernels_are_loaded_before_the_engine(loading: Loading, monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorRT calls plugins in the middle of a step, and what they raise there is lost."""
-    monkeypatch.setattr(load, "check_kernels", lambda folder, calls: None)
+    monkeypatch.setattr(load, "check_kernels", lambda folder, calls, wanted: None)
     monkeypatch.setattr(load, "TensorRTEngine", None)
     with pytest.raises(ValueError, match=r"kernels: there are no kernels for layers\.0\."):
         loading.load()
@@ -220,15 +223,17 @@ def test_a_context_sets_shapes_of_inputs_and_addresses_of_all() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        {"module": 1, "version": "1", "cache_outputs": {}},
-        {"module": "a", "version": "1", "cache_outputs": {"a": 2}},
-        {"module": "a", "version": "1", "cache_outputs": {}, "checkpoint": "b"},
-        {"module": "a", "version": "1", "cache_outputs": {}, "checkpoint": "b", "checksums": {"w": "x"}},
+        WHOLE | {"module": 1},
+        WHOLE | {"cache_outputs": {"a": 2}},
+        WHOLE | {"engine_bytes": "2"},
+        WHOLE | {"checkpoint": "b"},
+        WHOLE | {"checkpoint": "b", "checksums": {"w": "x"}},
         {"module": "a"},
-        {"module": "a", "version": "1", "cache_outputs": {}, "more": 1},
+        WHOLE | {"more": 1},
     ],
 )
 def test_a_damaged_description(data: dict[str, Any]) -> None:
+    TensorRTInfo.from_dict(WHOLE)
     config = gpu_config()
     whole = config.to_dict()
     with pytest.raises(ValueError, match=r"^engine/config\.json: "):

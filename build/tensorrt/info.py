@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TensorRTInfo:
-    """What was built: the module, its version, and the output that is each cache.
+    """What was built: the module, its version, the output that is each cache, and the size of the engine's file.
 
     Where the weights are inputs, `checkpoint` is the folder that they come from, and `checksums` has the CRC-32 of
     each weight there.
@@ -18,6 +18,7 @@ class TensorRTInfo:
     module: str
     version: str
     cache_outputs: Mapping[str, str]
+    engine_bytes: int
     checkpoint: str | None = None
     checksums: Mapping[str, int] | None = None
 
@@ -36,7 +37,7 @@ class TensorRTInfo:
                 *info.cache_outputs.values(),
                 info.checkpoint or "",
             )
-            numbers = [] if info.checksums is None else info.checksums.values()
+            numbers = [info.engine_bytes, *({} if info.checksums is None else info.checksums).values()]
             whole = all(isinstance(text, str) for text in texts) and all(type(number) is int for number in numbers)
         except (TypeError, AttributeError):
             whole = False

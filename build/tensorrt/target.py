@@ -83,7 +83,8 @@ def write_engine(
             checksums[name] = checksum(checkpoint.tensor(name))
             stages("checksums", i, len(names))
     source = None if checksums is None else str(checkpoint.path.resolve())
-    return TensorRTInfo(chosen.trt.__name__, chosen.trt.__version__, bindings.cache_outputs, source, checksums)
+    size = (folder / ENGINE_FILE).stat().st_size
+    return TensorRTInfo(chosen.trt.__name__, chosen.trt.__version__, bindings.cache_outputs, size, source, checksums)
 
 
 def checksum(tensor: torch.Tensor) -> int:

@@ -85,9 +85,13 @@ class _NoDriver:
         raise RuntimeError("these kernels were not loaded")
 
 
-def check_kernels(folder: Path, calls: Sequence[Call]) -> None:
-    """Raise `ValueError` where the kernels of a call are missing or damaged, for whichever GPU."""
+def check_kernels(folder: Path, calls: Sequence[Call], wanted: Sequence[int] = ()) -> None:
+    """Raise `ValueError` where the kernels of a call are missing or damaged, for whichever GPU, or for one `wanted`."""
     capabilities, _, _ = _manifest(folder / MANIFEST)
+    missing = [number for number in wanted if number not in capabilities]
+    if missing or not capabilities:
+        listed = ", ".join(map(str, missing)) or "any compute capability"
+        raise ValueError(f"{folder / MANIFEST} is damaged: there are no kernels for {listed}; build the engine again")
     for capability in capabilities:
         kernels = KernelFolder(folder, capability, _NoDriver())
         for call in calls:

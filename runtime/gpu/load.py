@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from hybridtrt.build.engine import ENGINE_FILE, EngineConfig
+from hybridtrt.build.engine import ENGINE_FILE, EngineConfig, check_engine_file
 from hybridtrt.build.targets import GPU_TARGETS
 from hybridtrt.build.tensorrt.backend import backend
 from hybridtrt.build.tensorrt.bindings import LOGITS
@@ -31,9 +31,8 @@ from hybridtrt.runtime.runner import RunnerInfo
 def load_tensorrt_runner(engine_dir: Path, config: EngineConfig, info: RunnerInfo) -> TensorRTRunner:
     """Load an engine of a GPU target. Raises `ValueError` with one line for whatever does not fit."""
     about, path, calls = described(engine_dir, config), engine_dir / ENGINE_FILE, plugin_calls(config)
-    if not path.is_file():
-        raise ValueError(f"{engine_dir}: there is no {ENGINE_FILE} in it; build the engine again")
-    check_kernels(engine_dir / KERNELS, calls)
+    check_engine_file(engine_dir, config)
+    check_kernels(engine_dir / KERNELS, calls, config.build.compute_capabilities)
     weights_source(config, about)
     trt = backend(config.build.target).trt
     check_version(engine_dir, about, trt)
@@ -59,7 +58,12 @@ def described(engine_dir: Path, config: EngineConfig) -> TensorRTInfo:
     """What `config.json` says of the TensorRT engine."""
     if config.build.target not in GPU_TARGETS or config.tensorrt is None:
         raise ValueError(f"{engine_dir}: config.json describes no TensorRT engine (target {config.build.target})")
-    return config.tensorrt
+    about = config.tensorrt
+    if about.cache_outputs.keys() != {cache.name for cache in config.caches()}:
+        raise ValueError(f"{engine_dir}: config.json names the outputs of other caches than the model has")
+    if (about.checkpoint is not None) != config.build.weights_as_inputs:
+        raise ValueError(f"{engine_dir}: weights_as_inputs in config.json does not fit what was built")
+    return about
 
 
 def check_version(engine_dir: Path, about: TensorRTInfo, trt: Any) -> None:
