@@ -23,7 +23,7 @@ ISAS=$(LD_PRELOAD=$PRELOAD "$PYTHON" -c \
 echo "== tests/test_native_*.py, which run every instruction set: $ISAS"
 LD_PRELOAD=$PRELOAD "$PYTHON" -m pytest --timeout 1800 tests/test_native_*.py "$@"
 
-OPERATORS=(tests/test_ops.py tests/test_definitions.py tests/test_linear_attention.py tests/test_experts.py tests/test_capacity.py tests/test_zaya.py)
+OPERATORS=(tests/test_ops.py tests/test_definitions.py tests/test_linear_attention.py tests/test_experts.py tests/test_capacity.py tests/test_zaya.py tests/test_token_states.py)
 for isa in $ISAS; do
   echo "== C++ operators on $isa: ${OPERATORS[*]}"
   HYBRIDTRT_ISA=$isa LD_PRELOAD=$PRELOAD "$PYTHON" -m pytest --timeout 1800 -k "cpu or experts_and_router" "${OPERATORS[@]}" "$@"
