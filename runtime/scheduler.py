@@ -110,9 +110,7 @@ class Scheduler:
         self.limits, self.caches, self.costs = limits, caches, costs
         self.waiting = WaitingQueue()
         self.running: dict[str, Sequence] = {}
-        self._in_rows: tuple[list[Sequence], Indices] | None = (
-            None  # those that run, and their rows; None: they changed
-        )
+        self._in_rows: tuple[list[Sequence], Indices] | None = None  # who runs, and their rows; None: it changed
 
     @property
     def has_work(self) -> bool:
