@@ -1,6 +1,7 @@
 // Rows of x packed for products with panels: chunk by chunk, tile by tile (panels.h).
 #pragma once
 #include "panels.h"
+#include "shuffle.h"
 
 namespace hybridtrt {
 namespace HT_ISA {
@@ -34,7 +35,18 @@ template <int COUNT>
 static void interleave(float* to, const void* const* rows, int64_t n) {
   const char* from[COUNT];
   for (int m = 0; m < COUNT; ++m) from[m] = static_cast<const char*>(rows[m]);
-  for (int64_t i = 0; i < n; ++i)
+  int64_t i = 0;
+  // A vector for each i, with lanes that the next one's numbers take the place of: not the last ones.
+  if constexpr (COUNT > 2)
+    for (; i + 2 * LANES <= n; i += LANES) {
+      vf v[LANES] = {};
+#pragma GCC unroll 16
+      for (int m = 0; m < COUNT; ++m) memcpy(&v[m], from[m] + 4 * i, sizeof v[m]);
+      transpose_lanes(v);
+#pragma GCC unroll 16
+      for (int j = 0; j < LANES; ++j) store(to + (i + j) * COUNT, v[j]);
+    }
+  for (; i < n; ++i)
     for (int m = 0; m < COUNT; ++m) memcpy(to + i * COUNT + m, from[m] + 4 * i, 4);
 }
 HT_INLINE void interleave(float* to, const void* const* rows, int64_t count, int64_t n) {

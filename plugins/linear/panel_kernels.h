@@ -28,17 +28,19 @@ HT_INLINE void not_before(const T*& p) {
   asm volatile("" : "+r"(p));
 }
 
-// A tile of rows times a chunk of one panel.
+// A tile of rows times a chunk of one panel, or of several that follow each other where they were widened.
 struct Part {
   const char* w;       // the chunk; of integers its numbers
+  int64_t apart;       // bytes to the next panel's
   const char* scales;  // of integers: those of the first block, where the group is the whole of K
   const char* next;    // what is read after the chunk, to be prefetched
   int64_t next_step;   // bytes of it with each step
   const float* x;      // the tile, packed
   int64_t k, block, grouped;
-  float* y;
+  bool first;          // the first chunk of K
+  float* sums;         // of the chunks before, which this one is added to
+  float* y;            // where the sums go with the last chunk, before that null
   int64_t y_stride, columns;
-  bool first;          // y is set, not added to
   const float* bias;   // with the last chunk
 };
 
@@ -157,26 +159,30 @@ static void widen_words(Wide& wide, const Part& p) {
   }
 }
 
-template <bool STREAMED, int COUNT>
-HT_INLINE void multiply_wide(const Part& p, vf (&y)[COUNT][VECTORS]) {
+// Vector i of those that lie at p in each panel.
+HT_INLINE vf load_panels(const char* p, int64_t apart, int i) {
+  return load(reinterpret_cast<const float*>(p + i / VECTORS * apart) + i % VECTORS * LANES);
+}
+
+template <bool STREAMED, int COUNT, int WIDTH>
+HT_INLINE void multiply_wide(const Part& p, vf (&y)[COUNT][WIDTH]) {
   const Wide& wide = *reinterpret_cast<const Wide*>(p.w);
-  const int16_t* w = wide.pairs[0];
+  const char *w = reinterpret_cast<const char*>(wide.pairs[0]), *next = p.next;
   const float* x = p.x;
-  const char* next = p.next;
   for (int64_t begin = 0, b = 0; begin < p.k; begin += p.block, ++b) {
     const int64_t pairs = lesser(p.block, p.k - begin) / 2;
     const float* row_scales = x;
     x += COUNT;
-    vi sums[COUNT][VECTORS] = {};
-    for (int64_t i = 0; i < pairs; ++i, w += 2 * PANEL, x += COUNT, next += p.next_step) {
+    vi sums[COUNT][WIDTH] = {};
+    for (int64_t i = 0; i < pairs; ++i, w += 4 * PANEL, x += COUNT, next += p.next_step) {
       prefetch<STREAMED>(next);
-      vw words[VECTORS];
-      for (int v = 0; v < VECTORS; ++v) words[v] = load_words(reinterpret_cast<const char*>(w + v * 2 * LANES));
+      vw words[WIDTH];
+      for (int v = 0; v < WIDTH; ++v) words[v] = (vw)load_panels(w, p.apart, v);
       for (int m = 0; m < COUNT; ++m)
-        for (int v = 0; v < VECTORS; ++v) sums[m][v] = add_products(sums[m][v], words[v], (vw)splat(x[m]));
+        for (int v = 0; v < WIDTH; ++v) sums[m][v] = add_products(sums[m][v], words[v], (vw)splat(x[m]));
     }
-    for (int v = 0; v < VECTORS; ++v) {
-      const vf by = load(wide.scales[b] + v * LANES);
+    for (int v = 0; v < WIDTH; ++v) {
+      const vf by = load_panels(reinterpret_cast<const char*>(wide.scales[b]), p.apart, v);
       for (int m = 0; m < COUNT; ++m)
         y[m][v] = fma(__builtin_convertvector(sums[m][v], vf), by * row_scales[m], y[m][v]);
     }
