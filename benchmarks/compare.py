@@ -7,7 +7,8 @@ caches, as our engine has them, GFLOP/s the operators' own counts; both with the
 measured in the same run.
 
 llama.cpp takes part where `--llama` (or LLAMA_FOLDER) names the folder of peers/build_llama.sh, vLLM where it can be
-imported, here or by `--vllm-python`; transformers at float32.
+imported, here or by `--vllm-python`; transformers always, in float32. `bfloat16_rounded` has activations of bfloat16,
+as the peers' bfloat16 does.
 """
 
 from __future__ import annotations

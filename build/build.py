@@ -31,7 +31,8 @@ def default_build_config(checkpoint_dir: str | Path, target: str = CPU, activati
     config = BuildConfig(max_seq_len=min(BuildConfig.max_seq_len, model.max_length))
     if target not in GPU_TARGETS:
         return replace(config, target=target)
-    activations = activations or (model.dtype if model.dtype in ACTIVATIONS else ACTIVATIONS[0])
+    known = ACTIVATIONS[target]
+    activations = activations or (model.dtype if model.dtype in known else known[0])
     return replace(
         config,
         target=target,
@@ -71,6 +72,10 @@ def build(
     if checkpoint_dir.resolve().is_relative_to(out_dir.resolve()):
         raise ValueError(f"{out_dir}: holds the checkpoint itself ({checkpoint_dir})")
     _warn_of_patterns(config)
+    if build_config.target == CPU and build_config.activations == "bfloat16" and not config.rounds_activations():
+        raise ValueError(
+            f"activations='bfloat16': no matrix of {checkpoint_dir} is bfloat16; expected weights='bfloat16'"
+        )
     with replacing(out_dir, is_engine) as folder:
         if build_config.target == CPU:
             weights = config.lowered().packed_weights()

@@ -47,7 +47,8 @@ class BuildConfig:
     `moe_capacity_factor` bounds the tokens that an expert takes in a step, and `moe_overflow` says what becomes of the
     others (`Capacity`); None: no bound, as the model was trained. With a bound results depend on the batch.
 
-    A GPU target computes in `activations`, one of `ACTIVATIONS`, for the GPUs of `compute_capabilities` (89 for 8.9).
+    A GPU target computes in `activations`, one of `ACTIVATIONS[target]`, for the GPUs of `compute_capabilities` (89 for
+    8.9). The CPU computes in float32; with activations of bfloat16 it rounds what it multiplies bfloat16 matrices by.
     With `weights_as_inputs` its engine has no weights; they are read from the checkpoint when it is loaded.
     """
 
@@ -79,9 +80,7 @@ class BuildConfig:
             raise ValueError(f"kv_cache_dtype={self.kv_cache_dtype!r} is not one of {', '.join(DTYPES)}")
         check_weights(self.target, self.weights, self.activations)
         object.__setattr__(self, "compute_capabilities", _without_repetition(self.compute_capabilities))
-        check_gpu_options(
-            self.target, self.activations, self.compute_capabilities, self.weights, self.weights_as_inputs
-        )
+        check_gpu_options(self.target, self.compute_capabilities, self.weights, self.weights_as_inputs)
         if type(self.weights_as_inputs) is not bool:
             raise ValueError(f"weights_as_inputs={self.weights_as_inputs!r} is not true or false")
         sizes = GROUP_SIZES.get(self.weights or "", ())
@@ -162,9 +161,10 @@ class EngineConfig:
         """The format of a matrix in panels, by its name."""
         as_it_is = "float32" if name in self._precise or self.model.dtype != "bfloat16" else "bfloat16"
         excluded = name in self._precise or any(fnmatchcase(name, pattern) for pattern in self.build.exclude)
-        if self.build.weights is None or excluded:
-            return StoredAs(f"panel_{as_it_is}")
-        return StoredAs(f"panel_{self.build.weights}", self.build.group_size or 0)
+        form = as_it_is if self.build.weights is None or excluded else self.build.weights
+        if form == self.build.activations == "bfloat16" and not excluded:
+            return StoredAs("panel_bfloat16_rounded")
+        return StoredAs(f"panel_{form}", 0 if excluded else self.build.group_size or 0)
 
     def lowered(self, keep: Collection[str] = ()) -> LoweredProgram:
         """The program as the C++ executor runs it; values in `keep` stay readable."""
@@ -202,6 +202,11 @@ class EngineConfig:
             return quantizable(self)
         packed = self.lowered().packed_weights().values()
         return [name for weight in packed if weight.stored.format.startswith("panel_") for name in weight.parts]
+
+    def rounds_activations(self) -> bool:
+        """Whether any matrix on the CPU is multiplied by activations of bfloat16."""
+        packed = self.lowered().packed_weights().values()
+        return any(weight.stored.format == "panel_bfloat16_rounded" for weight in packed)
 
     def to_dict(self) -> dict[str, Any]:
         return {

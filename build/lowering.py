@@ -245,9 +245,9 @@ def stored_as(program: Program, choose: Choose, node: Node, role: str) -> Stored
         return choose(name)
     if node.op == "embedding":
         dtype = program.weights[name].dtype
-        panel = StoredAs(f"panel_{dtype}")
         tied = any(other.op == "linear" and name in other.weights.values() for other in program.nodes)
-        return panel if tied and choose(name) == panel else StoredAs(dtype)
+        panel = choose(name)
+        return panel if tied and panel.format.removesuffix("_rounded") == f"panel_{dtype}" else StoredAs(dtype)
     return StoredAs("float32")
 
 

@@ -9,7 +9,10 @@ from hybridtrt.converters.config import DTYPES
 CPU = "cpu"
 GPU_TARGETS = ("tensorrt", "tensorrt-rtx")
 TARGETS = (CPU, *GPU_TARGETS)
-ACTIVATIONS = ("bfloat16", "float16")  # on a GPU; the CPU computes in float32
+ACTIVATIONS = {  # the first is the default
+    CPU: ("float32", "bfloat16"),
+    **dict.fromkeys(GPU_TARGETS, ("bfloat16", "float16")),
+}
 GROUP_SIZES = {"int8": (0, 32, 64, 128), "int4": (32, 64, 128)}  # the first is the default; 0: a scale an output
 WEIGHTS = {
     CPU: ("float32", "bfloat16", *GROUP_SIZES),
@@ -20,7 +23,11 @@ FP8_COMPUTE_CAPABILITY = 89  # the first that has FP8
 
 
 def check_weights(target: str, weights: str | None, activations: str | None) -> None:
-    """Raise `ValueError` for a format of matrices that the target does not have."""
+    """Raise `ValueError` for a format of matrices, or a dtype of activations, that the target does not have."""
+    if activations not in (*ACTIVATIONS[target], *([None] if target == CPU else [])):
+        raise ValueError(
+            f"activations={activations!r} with target={target}: expected one of {', '.join(ACTIVATIONS[target])}"
+        )
     if weights is None:
         return
     known = WEIGHTS[target]
@@ -28,11 +35,12 @@ def check_weights(target: str, weights: str | None, activations: str | None) -> 
         raise ValueError(f"weights={weights!r} with target={target}: expected one of {', '.join(known)}")
     if target in GPU_TARGETS and weights in DTYPES and weights != activations:
         raise ValueError(f"weights={weights!r} with activations={activations!r}: on a GPU they are of one dtype")
+    if target == CPU and activations == "bfloat16" and weights != "bfloat16":
+        raise ValueError(f"activations='bfloat16' with weights={weights!r}: expected bfloat16 weights")
 
 
 def check_gpu_options(
     target: str,
-    activations: str | None,
     compute_capabilities: Sequence[int],
     weights: str | None,
     weights_as_inputs: bool,
@@ -40,15 +48,12 @@ def check_gpu_options(
     """Raise `ValueError` for options of a GPU target that do not fit it, and for any with the target cpu."""
     if target == CPU:
         for name, value in (
-            ("activations", activations),
             ("compute_capabilities", list(compute_capabilities)),
             ("weights_as_inputs", weights_as_inputs),
         ):
             if value:
                 raise ValueError(f"{name}={value} with target=cpu: expected target {' or '.join(GPU_TARGETS)}")
         return
-    if activations not in ACTIVATIONS:
-        raise ValueError(f"activations={activations!r} is not one of {', '.join(ACTIVATIONS)}")
     if target == "tensorrt" and compute_capabilities:
         raise ValueError(
             f"compute_capabilities={list(compute_capabilities)} with target=tensorrt, which builds for the GPU of the "

@@ -26,8 +26,14 @@ from hybridtrt.runtime.torch_runner import TorchRunner
 FAMILIES = ("qwen3_next", "granitemoehybrid", "jamba", "minimax", "nemotron_h", "deepseek_v3")
 IDS = np.random.default_rng(1).integers(0, 96, 50).tolist()
 # Of the logits' standard deviation, against float32 compute with the same stored weights: integers are multiplied with
-# activations rounded to 16 bits.
-TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-4, "int8": 2e-3, "int4": 2e-3}
+# activations rounded to 16 bits, and bfloat16 on request with those rounded to bfloat16, which has 8.
+TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-4, "bfloat16_rounded": 3e-2, "int8": 2e-3, "int4": 2e-3}
+
+
+def stored_as(weights: str) -> BuildConfig:
+    """`LIMITS` with a format of `TOLERANCE`."""
+    activations = "bfloat16" if weights.endswith("_rounded") else None
+    return replace(LIMITS, weights=weights.removesuffix("_rounded"), activations=activations)
 
 
 @cache
@@ -49,12 +55,27 @@ def test_every_format_of_weights(
     family: str, weights: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     source = checkpoint(family, "bfloat16", tmp_path_factory.getbasetemp())
-    build(source, tmp_path / "engine", replace(LIMITS, weights=weights))
+    build(source, tmp_path / "engine", stored_as(weights))
     expected = logits(tmp_path / "engine", walker="torch")
     assert typical_error(logits(tmp_path / "engine"), expected) < TOLERANCE[weights]
     build(source, tmp_path / "float", replace(LIMITS, weights="float32"))
     rounding = typical_error(expected, logits(tmp_path / "float", walker="torch"))
-    assert (rounding == 0) == (weights in ("float32", "bfloat16"))
+    assert (rounding == 0) == (weights in ("float32", "bfloat16", "bfloat16_rounded"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rounded_activations(family: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """They change what is computed, alike with every instruction set, and nothing of what is stored."""
+    source = checkpoint(family, "bfloat16", tmp_path_factory.getbasetemp())
+    plain = build(source, tmp_path / "plain", LIMITS)
+    rounded = build(source, tmp_path / "rounded", replace(LIMITS, activations="bfloat16"))
+    assert rounded.weight_bytes() == plain.weight_bytes()
+    exact = logits(tmp_path / "plain")
+    for isa in supported_isas():
+        assert 1e-4 < typical_error(logits(tmp_path / "rounded", isa=isa), exact) < TOLERANCE["bfloat16_rounded"]
+    with pytest.raises(ValueError, match=r"activations='bfloat16': no matrix of .* is bfloat16"):
+        build(source, tmp_path / "excluded", replace(LIMITS, activations="bfloat16", exclude=("*",)))
+    assert not (tmp_path / "excluded").exists()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -75,7 +96,7 @@ def test_a_decode_token_is_bitwise_the_same_in_any_batch(
 ) -> None:
     """Beside other decode tokens and prefill chunks, in any order, and alone."""
     source = checkpoint(family, "bfloat16", tmp_path_factory.getbasetemp())
-    build(source, tmp_path / "engine", replace(LIMITS, weights=weights))
+    build(source, tmp_path / "engine", stored_as(weights))
     rng = np.random.default_rng(1)
     lengths = [33, 1, 7, 20, 40]
     tokens = [rng.integers(0, 96, length + 1).tolist() for length in lengths]
@@ -173,6 +194,11 @@ def test_default_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"weights": "int8", "group_size": 7}, "group_size=7 with weights=int8: expected one of 0, 32, 64, 128"),
         ({"weights": "bfloat16", "group_size": 32}, "group_size=32 with weights=bfloat16: expected int8 or int4"),
         ({"group_size": 32}, "group_size=32 with weights=None: expected int8 or int4 weights"),
+        ({"activations": "float16"}, "activations='float16' with target=cpu: expected one of float32, bfloat16"),
+        (
+            {"activations": "bfloat16", "weights": "int8"},
+            "activations='bfloat16' with weights='int8': expected bfloat16 weights",
+        ),
     ],
 )
 def test_formats_that_are_refused(options: dict[str, object], message: str) -> None:

@@ -103,8 +103,11 @@ def test_weights_stay_out_of_an_engine_that_takes_them_as_inputs(engine: Path, t
             "compute_capability=90 with target=tensorrt-rtx: expected one of 80",
         ),
         ({"compute_capabilities": ()}, "compute_capabilities is empty with target=tensorrt-rtx: expected some of 80"),
-        ({"activations": None}, "activations=None is not one of bfloat16, float16"),
-        ({"activations": "float32"}, "activations='float32' is not one of bfloat16, float16"),
+        ({"activations": None}, "activations=None with target=tensorrt-rtx: expected one of bfloat16, float16"),
+        (
+            {"activations": "float32"},
+            "activations='float32' with target=tensorrt-rtx: expected one of bfloat16, float16",
+        ),
         ({"weights": "float16"}, "weights='float16' with activations='bfloat16': on a GPU they are of one dtype"),
         (
             {"weights": "float32"},
@@ -114,7 +117,7 @@ def test_weights_stay_out_of_an_engine_that_takes_them_as_inputs(engine: Path, t
             {"weights": "fp8", "compute_capabilities": (80,)},
             "weights='fp8' with compute_capability=80: GPUs have",
         ),
-        ({"target": "cpu"}, "activations=bfloat16 with target=cpu: expected target tensorrt or tensorrt-rtx"),
+        ({"target": "cpu"}, r"compute_capabilities=\[89\] with target=cpu: expected target tensorrt or tensorrt-rtx"),
         ({"weights": "int4"}, "which groups of 32 do not divide: choose another group_size or exclude it"),
     ],
 )

@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 HERE = Path(__file__).resolve().parent
 OURS = "hybridtrt"
-GGUF = {"float32": "f32", "bfloat16": "bf16", "int8": "q8_0"}  # llama.cpp's name of the same precision
+# llama.cpp's names of the precisions. It rounds activations to bfloat16 too, ours does where it is asked to.
+GGUF = {"float32": "f32", "bfloat16": "bf16", "bfloat16_rounded": "bf16", "int8": "q8_0"}
 WEIGHTS = tuple(GGUF)
 
 
@@ -51,7 +52,9 @@ def our_engine(model: Path, setup: Setup) -> Path:
     folder = setup.cache / f"{model.name}-{setup.weights}-{hashlib.sha256(repr(words).encode()).hexdigest()[:8]}"
     if setup.rebuild or not _loads(folder / "engine"):
         convert(model, folder / "checkpoint")
-        limits = replace(default_build_config(folder / "checkpoint"), weights=setup.weights, **setup.limits)
+        weights, rounded = setup.weights.removesuffix("_rounded"), setup.weights.endswith("_rounded")
+        limits = replace(default_build_config(folder / "checkpoint"), weights=weights, **setup.limits)
+        limits = replace(limits, activations="bfloat16" if rounded else None)
         tuner = Tuner(setup.threads, 10, TimingCache(setup.cache / "timing.json"), log.info)
         build(folder / "checkpoint", folder / "engine", limits, tune=tuner)
     return folder / "engine"
@@ -79,14 +82,15 @@ def start_llama(model: Path, setup: Setup) -> Worker:
 
 
 def start_transformers(model: Path, setup: Setup) -> Worker:
-    """Float32, whatever the others have."""
+    """Float32 from the same checkpoint, whatever the others have."""
     return Worker([sys.executable, str(HERE / "transformers_worker.py"), str(model), str(setup.threads)], setup.threads)
 
 
 def start_vllm(model: Path, setup: Setup) -> Worker:
     """In the dtype asked; it has no int8 that compares. Its interpreter need not have hybridtrt."""
     python = setup.vllm_python or sys.executable
-    command = [python, str(HERE / "vllm_worker.py"), str(model), str(setup.threads), setup.weights]
+    dtype = setup.weights.removesuffix("_rounded")
+    command = [python, str(HERE / "vllm_worker.py"), str(model), str(setup.threads), dtype]
     return Worker(command, setup.threads, {"PYTHONPATH": str(Path(hybridtrt.__file__).parent.parent)})
 
 
@@ -95,11 +99,9 @@ PEERS: dict[str, Start] = {"llama.cpp": start_llama, "transformers": start_trans
 
 def available(setup: Setup) -> list[str]:
     """The peers that this machine has and that compare at these weights."""
-    found = []
+    found = ["transformers"]
     if setup.llama is not None:
-        found.append("llama.cpp")
-    if setup.weights == "float32":
-        found.append("transformers")
+        found.insert(0, "llama.cpp")
     if setup.weights != "int8" and (setup.vllm_python or importlib.util.find_spec("vllm")):
         found.append("vllm")
     return found

@@ -16,7 +16,7 @@ void linear(const Step&, const Call& call, Team& team) {
       pack_tile(to, w, rows, tile, [&](int64_t i) { return floats(x, i); });
   };
   const float* packed;
-  if (rows == 1 && is_float(w.format) && x_width == w.k) {
+  if (rows == 1 && (w.format == PANEL_F32 || w.format == PANEL_BF16) && x_width == w.k) {
     packed = floats(x);
   } else if (rows * x_width <= ALONE) {
     float* to = static_cast<float*>(team_scratch(team, size_t(rows * x_width) * 4));

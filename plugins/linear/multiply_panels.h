@@ -7,29 +7,28 @@ namespace hybridtrt {
 namespace HT_ISA {
 
 constexpr int64_t WIDE = -1;  // beside the formats: integers that were widened
-// Panels of them at once. Where there are registers for two, each number of x that is loaded takes part in twice as
-// many products; of float32 the machine does as many with one.
-constexpr int WIDE_PANELS = LANES == 16 ? 2 : 1;
-constexpr int64_t TILES = 64;  // most tiles whose sums are kept from chunk to chunk
+constexpr int64_t TILES = 64;   // most tiles whose sums are kept from chunk to chunk
 
-template <int64_t FORMAT, bool STREAMED, int COUNT, int PANELS = 1>
+template <int64_t FORMAT, bool STREAMED, int COUNT>
 static void multiply_part(const Part& p) {
-  constexpr int WIDTH = PANELS * VECTORS;
-  vf sums[COUNT][WIDTH] = {};
+  vf sums[COUNT][VECTORS] = {};
   if constexpr (FORMAT == PANEL_F32) multiply_f32<STREAMED>(p, sums);
   if constexpr (FORMAT == PANEL_BF16) multiply_bf16<STREAMED>(p, sums);
+#if defined(__AVX512BF16__)
+  if constexpr (FORMAT == PANEL_BF16_ROUNDED) multiply_bf16_pairs<STREAMED>(p, sums);
+#endif
   if constexpr (FORMAT == PANEL_I8) multiply_words<STREAMED, 8>(p, sums);
   if constexpr (FORMAT == PANEL_I4) multiply_words<STREAMED, 4>(p, sums);
   if constexpr (FORMAT == WIDE) multiply_wide<STREAMED>(p, sums);
   // Unrolled, or the compiler leaves all sums in memory.
 #pragma GCC unroll 8
-  for (int v = 0; v < WIDTH; ++v) {
+  for (int v = 0; v < VECTORS; ++v) {
     const int64_t left = p.columns - v * LANES, n = left < 0 ? 0 : lesser(left, LANES);
     vf bias = {};
     if (p.bias) bias = load_part(p.bias + v * LANES, n);
 #pragma GCC unroll 16
     for (int m = 0; m < COUNT; ++m) {
-      float* before = p.sums + (m * WIDTH + v) * LANES;
+      float* before = p.sums + (m * VECTORS + v) * LANES;
       vf y = sums[m][v];
       if (!p.first) y = load(before) + y;
       if (!p.y) {
@@ -48,25 +47,25 @@ static void multiply_part(const Part& p) {
 
 using PartKernel = void (*)(const Part&);
 
-template <int64_t FORMAT, bool STREAMED, int PANELS = 1>
+template <int64_t FORMAT, bool STREAMED>
 HT_INLINE PartKernel part_kernel(int64_t rows) {
-  constexpr int LEAST = PANELS == 1 ? 1 : ROWS / 2;  // several tiles have no fewer rows
   switch (rows) {
 #define CASE(n) \
-  case n: return multiply_part<FORMAT, STREAMED, n <= ROWS && n >= LEAST ? n : LEAST, PANELS>;
+  case n: return multiply_part<FORMAT, STREAMED, n <= ROWS ? n : 1>;
     CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE
   }
   __builtin_unreachable();
 }
 template <bool STREAMED>
-HT_INLINE PartKernel part_kernel(int64_t format, int64_t rows, int64_t panels) {
+HT_INLINE PartKernel part_kernel(int64_t format, int64_t rows) {
   switch (format) {
     case PANEL_F32: return part_kernel<PANEL_F32, STREAMED>(rows);
     case PANEL_BF16: return part_kernel<PANEL_BF16, STREAMED>(rows);
+    case PANEL_BF16_ROUNDED: return part_kernel<BF16_PAIRS ? PANEL_BF16_ROUNDED : PANEL_BF16, STREAMED>(rows);
     case PANEL_I8: return part_kernel<PANEL_I8, STREAMED>(rows);
     case PANEL_I4: return part_kernel<PANEL_I4, STREAMED>(rows);
-    default: return panels > 1 ? part_kernel<WIDE, STREAMED, WIDE_PANELS>(rows) : part_kernel<WIDE, STREAMED>(rows);
+    default: return part_kernel<WIDE, STREAMED>(rows);
   }
 }
 
@@ -76,7 +75,8 @@ static void multiply_panels(const Matrix& w, Range panels, const float* packed, 
   const Tactic& tactic = tactic_of(w, rows);
   const int64_t k = padded_k(w), bytes = panel_bytes(w), tiles = tiles_of(rows), chunk_width = packed_width(w, CHUNK);
   const bool integers = !is_float(w.format);
-  const bool many = w.format == PANEL_BF16 ? (rows + tiles - 1) / tiles > ROWS_BF16 : integers;
+  const bool bf16 = is_bf16(w.format) && !in_pairs(w.format);
+  const bool many = bf16 ? (rows + tiles - 1) / tiles > ROWS_BF16 : integers;
   const bool widened = tiles > 1 && many && !tactic.as_stored;
   const int64_t format = !widened ? w.format : integers ? WIDE : PANEL_F32;
   const int64_t head = integers && !w.group ? 2 * PANEL : 0;  // scales of the whole of K
@@ -87,20 +87,18 @@ static void multiply_panels(const Matrix& w, Range panels, const float* packed, 
   Part part{};
   part.block = block_of(w);
   part.grouped = w.group;
-  part.apart = sizeof(Wide);
   part.y_stride = y_stride;
-  Wide wide[WIDE_PANELS];
-  alignas(64) float sums[TILES * ROWS * WIDE_PANELS * PANEL];  // of the tiles that are passed over for a panel
+  Wide wide;
+  alignas(64) float sums[TILES * ROWS * PANEL];  // of the tiles that are passed over for a panel
   const int64_t at_once = lesser(tactic.in_cache / (packed_width(w) * 4 * ROWS) + 1, TILES);
   for (int64_t tile0 = 0; tile0 < tiles; tile0 += at_once) {
     const int64_t tile1 = lesser(tile0 + at_once, tiles), row0 = tile_begin(rows, tile0);
     // The chunk after this one is prefetched by the first tiles, each its share.
     const int64_t spread = lesser(tile1 - tile0, tactic.spread);
     const int64_t ahead = tile1 - tile0 == 1 ? tactic.ahead : chunk_bytes;
-    for (int64_t p = panels.begin, count; p < panels.end; p += count) {
-      count = format == WIDE ? lesser(WIDE_PANELS, panels.end - p) : 1;
+    for (int64_t p = panels.begin; p < panels.end; ++p) {
       const int64_t n = p * PANEL;
-      part.columns = lesser(count * PANEL, w.n - n);
+      part.columns = lesser(PANEL, w.n - n);
       for (int64_t begin = 0; begin < k; begin += CHUNK) {
         const char* from = w.data + p * bytes + head + begin / CHUNK * chunk_bytes;
         const float* x = packed + begin / CHUNK * chunk_width * rows;
@@ -108,26 +106,24 @@ static void multiply_panels(const Matrix& w, Range panels, const float* packed, 
         part.first = begin == 0;
         const bool last = begin + part.k == k;
         part.bias = bias && last ? bias + n : nullptr;
-        for (int64_t i = 0; i < count; ++i) {
-          part.w = from + i * bytes;
-          part.scales = w.data + (p + i) * bytes;
-          if (widened && w.format == PANEL_BF16) widen_bf16(wide[i], part);
-          if (widened && w.format == PANEL_I8) widen_words<8>(wide[i], part);
-          if (widened && w.format == PANEL_I4) widen_words<4>(wide[i], part);
+        part.w = from;
+        part.scales = w.data + p * bytes;
+        if (widened) {
+          if (bf16) widen_bf16(wide, part);
+          if (w.format == PANEL_I8) widen_words<8>(wide, part);
+          if (w.format == PANEL_I4) widen_words<4>(wide, part);
+          part.w = reinterpret_cast<const char*>(&wide);
         }
-        if (widened) part.w = reinterpret_cast<const char*>(wide);
         const int64_t x_width = packed_width(w, part.k);
         for (int64_t tile = tile0; tile < tile1; ++tile) {
           const int64_t first = tile_begin(rows, tile), turn = tile - tile0;
           part.x = x + first * x_width;
-          part.sums = sums + (first - row0) * count * PANEL;
+          part.sums = sums + (first - row0) * PANEL;
           part.y = last ? y + first * y_stride + n : nullptr;
           part.next = from + (turn < spread ? ahead + turn * chunk_bytes / spread : 0);
           part.next_step = turn < spread ? lesser(chunk_bytes / (spread * steps), 4 * PANEL) : 0;
-          const int64_t in_tile = tile_begin(rows, tile + 1) - first;
-          const PartKernel kernel =
-              tactic.streamed ? part_kernel<true>(format, in_tile, count) : part_kernel<false>(format, in_tile, count);
-          kernel(part);
+          const int64_t count = tile_begin(rows, tile + 1) - first;
+          (tactic.streamed ? part_kernel<true>(format, count) : part_kernel<false>(format, count))(part);
         }
       }
     }

@@ -30,6 +30,19 @@ HT_INLINE float quantise(int16_t* q, const float* x, int64_t n, int64_t padded) 
   return (most > 1e-30f ? most * (1.f / 32767.f) : 0.f) + sum(none);
 }
 
+// n <= CHUNK numbers rounded to bfloat16: in pairs, the last one filled up with 0, or as float32.
+HT_INLINE const float* round_bf16(float* to, const float* x, int64_t n) {
+  auto* pairs = reinterpret_cast<uint16_t*>(to);
+  for (int64_t i = 0; i < n; i += LANES) {
+    const int64_t left = lesser(LANES, n - i);
+    const vf v = left == LANES ? load(x + i) : load_part(x + i, left);
+    uint16_t halves[LANES];
+    store_bf16(BF16_PAIRS ? pairs + i : halves, v);
+    if (!BF16_PAIRS) store(to + i, load_bf16(halves));
+  }
+  return to;
+}
+
 // to[i][m] = rows[m][i] for n numbers or pairs, of 4 bytes each.
 template <int COUNT>
 static void interleave(float* to, const void* const* rows, int64_t n) {
@@ -65,13 +78,18 @@ HT_INLINE void pack_tile(float* to, const Matrix& w, int64_t rows, int64_t tile,
   const int64_t first = tile_begin(rows, tile), count = tile_begin(rows, tile + 1) - first;
   const void* from[ROWS];
   int16_t q[ROWS][BLOCK + 16];
+  float rounded[ROWS][CHUNK];
   for (int64_t begin = 0; begin < k; begin += CHUNK, to += rows * width) {
     const int64_t end = lesser(begin + CHUNK, k), filled = lesser(end, w.k);
     float* at = to + first * (end - begin < CHUNK ? packed_width(w, end - begin) : width);
     if (is_float(w.format)) {
-      for (int64_t m = 0; m < count; ++m) from[m] = row(first + m) + begin;
-      interleave(at, from, count, filled - begin);
-      for (int64_t i = (filled - begin) * count; i < (end - begin) * count; ++i) at[i] = 0;
+      for (int64_t m = 0; m < count; ++m) {
+        const float* x = row(first + m) + begin;
+        from[m] = w.format == PANEL_BF16_ROUNDED ? round_bf16(rounded[m], x, filled - begin) : x;
+      }
+      const int64_t pairs = in_pairs(w.format) ? 2 : 1, n = (filled - begin + pairs - 1) / pairs;
+      interleave(at, from, count, n);
+      for (int64_t i = n * count; i < (end - begin) / pairs * count; ++i) at[i] = 0;
       continue;
     }
     for (int64_t b = begin; b < end; b += block) {

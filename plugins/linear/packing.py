@@ -75,7 +75,7 @@ def _pack_rows(rows: Tensor, form: str, group: int) -> Bytes:
     panels = torch.nn.functional.pad(rows, padding).unflatten(0, (-1, PANEL))  # [panels, 16, K]
     if form == "panel_float32":
         packed = panels.float().transpose(1, 2)
-    elif form == "panel_bfloat16":
+    elif form.startswith("panel_bfloat16"):
         packed = panels.bfloat16().unflatten(2, (-1, 2)).transpose(1, 2)
     else:
         return _pack_integers(panels.float(), form, group)
@@ -138,7 +138,7 @@ def _unpack_panels(panels: Tensor, form: str, k: int, group: int) -> Tensor:
     if form == "panel_float32":
         columns: Tensor = panels.view(torch.float32).unflatten(1, (-1, PANEL))
         return columns.transpose(1, 2)
-    if form == "panel_bfloat16":
+    if form.startswith("panel_bfloat16"):
         pairs: Tensor = panels.view(torch.bfloat16).unflatten(1, (-1, PANEL, 2))
         return pairs.transpose(1, 2).flatten(2)[..., :k].float()
     bits = integer_bits(form)

@@ -1,8 +1,8 @@
 // Products with matrices in panels (panel_layout.py): y [M, N] = x [M, K] W^T.
 //
-// Rows of x are packed chunk by chunk of K, and within a chunk in tiles of up to ROWS rows: [K][rows] float32, or for
+// Rows of x are packed chunk by chunk of K, and within a chunk in tiles of up to ROWS rows: [K][rows] float32, for
 // integer weights blocks of K, each [rows] scales and [block / 2][rows] pairs of int16, so that products are exact in
-// int32. Every y is summed in the same order, whatever the other rows, the tile and the thread: within a block, then
+// int32, or where x is rounded to bfloat16 and the machine multiplies that, [K / 2][rows] pairs of it. Every y is summed in the same order, whatever the other rows, the tile and the thread: within a block, then
 // over the blocks of a chunk, then over chunks.
 #pragma once
 #include "simd.h"
@@ -18,6 +18,12 @@ constexpr int64_t BLOCK = 128;                               // of K: integers w
 
 typedef int16_t vw __attribute__((vector_size(LANES * 4)));  // pairs
 
+#if defined(__AVX512BF16__)
+constexpr bool BF16_PAIRS = true;  // an instruction multiplies pairs of bfloat16 and adds both products
+#else
+constexpr bool BF16_PAIRS = false;
+#endif
+
 // A matrix [n, k] in panels.
 struct Matrix {
   const char* data;
@@ -25,10 +31,12 @@ struct Matrix {
   const int64_t* tactics;  // for each range of rows
 };
 
-HT_INLINE bool is_float(int64_t format) { return format == PANEL_F32 || format == PANEL_BF16; }
+HT_INLINE bool is_bf16(int64_t format) { return format == PANEL_BF16 || format == PANEL_BF16_ROUNDED; }
+HT_INLINE bool is_float(int64_t format) { return format == PANEL_F32 || is_bf16(format); }
+HT_INLINE bool in_pairs(int64_t format) { return BF16_PAIRS && format == PANEL_BF16_ROUNDED; }
 // Numbers of K that are read at once.
 HT_INLINE int64_t step_of(int64_t format) {
-  return format == PANEL_F32 ? 1 : format == PANEL_BF16 ? 2 : format == PANEL_I8 ? 4 : 8;
+  return format == PANEL_F32 ? 1 : is_bf16(format) ? 2 : format == PANEL_I8 ? 4 : 8;
 }
 HT_INLINE int64_t padded_k(const Matrix& w) {
   const int64_t step = w.group ? w.group : step_of(w.format);
@@ -54,7 +62,8 @@ HT_INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Numbers of 4 bytes that a packed row takes up to k, which is padded_k or the end of a chunk.
 HT_INLINE int64_t packed_width(const Matrix& w, int64_t k) {
-  return is_float(w.format) ? k : k / 2 + (k + block_of(w) - 1) / block_of(w);
+  if (is_float(w.format)) return in_pairs(w.format) ? k / 2 : k;
+  return k / 2 + (k + block_of(w) - 1) / block_of(w);
 }
 HT_INLINE int64_t packed_width(const Matrix& w) { return packed_width(w, padded_k(w)); }
 HT_INLINE int64_t tiles_of(int64_t rows) { return (rows + ROWS - 1) / ROWS; }

@@ -27,11 +27,8 @@ COMPILED_ONCE = (  # the other sources once for each instruction set
     ROOMS / "sample/entry.cpp",
 )
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt")
-X86 = {
-    "base": (),
-    "avx2": _AVX2,
-    "avx512": (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
-}
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
+X86 = {"base": (), "avx2": _AVX2, "avx512": _AVX512, "avx512bf16": (*_AVX512, "-mavx512bf16")}
 COMMON = (
     *("-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"),
     *("-ffp-contract=off", "-fno-rtti", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unused-function"),

@@ -22,17 +22,7 @@ static const char* const NAMES[] = {
 #undef KERNEL
 constexpr int NUM_KERNELS = sizeof(NAMES) / sizeof(NAMES[0]);
 
-namespace base {
-extern const Kernel TABLE[];
-}
-#if defined(HT_X86)
-namespace avx2 {
-extern const Kernel TABLE[];
-}
-namespace avx512 {
-extern const Kernel TABLE[];
-}
-#endif
+HT_IN_EACH_ISA(extern const Kernel TABLE[];)
 
 // In the order of SPACES in library.py.
 enum Space : int64_t {

@@ -14,7 +14,16 @@
 namespace hybridtrt {
 
 // How numbers are stored. PANEL_* are the layouts of plugins/linear/panel_layout.py.
-enum Format : int64_t { F32 = 0, BF16 = 1, F16 = 2, PANEL_F32 = 16, PANEL_BF16 = 17, PANEL_I8 = 18, PANEL_I4 = 19 };
+enum Format : int64_t {
+  F32 = 0,
+  BF16 = 1,
+  F16 = 2,
+  PANEL_F32 = 16,
+  PANEL_BF16 = 17,
+  PANEL_I8 = 18,
+  PANEL_I4 = 19,
+  PANEL_BF16_ROUNDED = 20
+};
 
 // A value [rows, dims...] of float32 (of int32: token ids, positions, expert numbers, counts). One row's numbers lie
 // together; from row to row it is row_stride numbers.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hybridtrt.plugins.step import StepBatch
 
 LIBRARY = Path(__file__).with_name("_cpu.so")
-ISAS = ("base", "avx2", "avx512")  # from the plainest to the widest
+ISAS = ("base", "avx2", "avx512", "avx512bf16")  # from the plainest to the widest
 FORMATS = {
     "float32": 0,
     "bfloat16": 1,
@@ -27,6 +27,7 @@ FORMATS = {
     "panel_bfloat16": 17,
     "panel_int8": 18,
     "panel_int4": 19,
+    "panel_bfloat16_rounded": 20,
 }
 TACTIC_RANGES = 5  # of the rows of a product, as in tactics.h
 SPACES = ("T", "R", "1", "input_ids", "positions", "output", "external_T", "external_R", "external_1")

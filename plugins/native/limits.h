@@ -1,5 +1,6 @@
 // What the machine can do at most: the loops that limits.cpp has for every instruction set.
 #pragma once
+#include "isa.h"
 #include "kernel.h"
 
 namespace hybridtrt {
@@ -10,16 +11,6 @@ struct Loops {
   int64_t flops_per_turn;
 };
 
-namespace base {
-extern const Loops LOOPS;
-}
-#if defined(HT_X86)
-namespace avx2 {
-extern const Loops LOOPS;
-}
-namespace avx512 {
-extern const Loops LOOPS;
-}
-#endif
+HT_IN_EACH_ISA(extern const Loops LOOPS;)
 
 }  // namespace hybridtrt

@@ -1,5 +1,6 @@
 // Sampling of one row: the functions that cpu.cpp has for every instruction set. The definition is reference.py.
 #pragma once
+#include "isa.h"
 #include "kernel.h"
 
 namespace hybridtrt {
@@ -23,16 +24,6 @@ struct Sampler {
   double (*log_normalizer)(const float* logits, int64_t vocab, void* memory);  // NaN if the row is not valid
 };
 
-namespace base {
-extern const Sampler SAMPLER;
-}
-#if defined(HT_X86)
-namespace avx2 {
-extern const Sampler SAMPLER;
-}
-namespace avx512 {
-extern const Sampler SAMPLER;
-}
-#endif
+HT_IN_EACH_ISA(extern const Sampler SAMPLER;)
 
 }  // namespace hybridtrt

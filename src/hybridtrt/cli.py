@@ -95,7 +95,11 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="GPUs that an engine for TensorRT is for, such as 89 for 8.9; may be repeated (all that the target knows)",
     )
-    one.add_argument("--activations", help="dtype that a GPU computes in: bfloat16 (default) or float16")
+    one.add_argument(
+        "--activations",
+        help="dtype that a GPU computes in: bfloat16 (default) or float16; of what a CPU multiplies bfloat16 matrices "
+        "by: float32 (default) or bfloat16",
+    )
     one.add_argument(
         "--weights-as-inputs",
         action="store_true",
