@@ -119,6 +119,13 @@ class BuildConfig:
         return ", ".join(f"{name} {_listed(value)}" for name, value in chosen.items())
 
     @property
+    def changes_matrices(self) -> bool:
+        """Whether matrices are stored or multiplied otherwise than the checkpoint's dtype has it."""
+        if self.target == CPU:
+            return self.weights is not None or self.activations == "bfloat16"
+        return self.weights not in (None, self.activations)
+
+    @property
     def max_logits_rows(self) -> int:
         """Tokens of a step that may want logits.
 

@@ -39,7 +39,7 @@ def render_plan(plan: Plan) -> str:
     if fitting:
         best = max(fitting, key=lambda rank: rank.sequences)
         lines.append(f"most room: {best.split}, {best.sequences} sequences")
-    else:
+    elif plan.ranks:
         lines.append("nothing fits: more GPUs, fewer or shorter sequences, or a smaller dtype")
     return "\n".join(lines)
 

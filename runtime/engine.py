@@ -131,14 +131,20 @@ class Engine:
     def generate(self, requests: Iterable[Request], on_output: Callable[[Output], None] | None = None) -> list[Result]:
         """Run requests to their ends in one batch and return their answers in the order asked.
 
-        Raises `ValueError`, before anything runs, when one of them is invalid. `on_output` also sees the outputs of
+        Raises `ValueError`, before anything runs, when one of them is invalid; of several its id is named. `on_output` also sees the outputs of
         requests that were submitted before.
         """
         requests = list(requests)
         outputs: dict[str, list[Output]] = {request.id: [] for request in requests}
         if len(outputs) != len(requests):
             raise ValueError("the requests do not have different ids")
-        for answers in [self._answers(request) for request in requests]:
+        accepted = []
+        for request in requests:
+            try:
+                accepted.append(self._answers(request))
+            except ValueError as error:
+                raise ValueError(f"{request.id}: {error}" if len(requests) > 1 else str(error)) from None
+        for answers in accepted:
             self._queue(answers)
         unfinished = len(requests)
         while unfinished:

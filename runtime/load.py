@@ -106,6 +106,11 @@ def default_threads() -> int:
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdecimal() and 1 <= int(asked) <= MAX_THREADS:
         return int(asked)
+    return available_cores()
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -134,6 +139,8 @@ def open_packed(engine_dir: Path, config: EngineConfig) -> PackedFile:
 def make_runner(config: EngineConfig, packed: PackedFile, info: RunnerInfo, options: RuntimeOptions) -> Runner:
     """The runner that the options ask for, with pools as `info` says."""
     threads, walker = options.threads or default_threads(), options.walker
+    if threads > available_cores():
+        log.warning("%d threads on %d cores wait for each other: fewer are faster", threads, available_cores())
     if walker == "cpu":
         try:
             load_library()

@@ -21,6 +21,7 @@ TEXT = "held_out.txt"  # beside a demo model
 VARIANTS: dict[str, dict[str, Any]] = {  # the first is what the others are compared with
     "float32 weights": {"weights": "float32"},
     "bfloat16 weights": {"weights": "bfloat16"},
+    "bfloat16 weights and activations": {"weights": "bfloat16", "activations": "bfloat16"},
     "int8 weights": {"weights": "int8"},
     "int4 weights, groups of 32": {"weights": "int4", "group_size": 32},
     "bfloat16 states": {"weights": "float32", "state_dtype": "bfloat16"},

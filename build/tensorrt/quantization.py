@@ -37,6 +37,10 @@ class Quantization:
         """Whether there is one scale an output."""
         return self.form == "int8" and not self.group_size
 
+    def divides(self, shape: tuple[int | str, ...]) -> bool:
+        """Whether rows of `shape` hold a whole number of groups."""
+        return not self.group_size or int(shape[-1]) % self.group_size == 0
+
 
 def scale_name(name: str) -> str:
     """The name of a weight's scales."""
@@ -45,7 +49,7 @@ def scale_name(name: str) -> str:
 
 def check_shape(name: str, shape: tuple[int | str, ...], how: Quantization) -> None:
     """Raise `ValueError` for a matrix whose rows do not hold a whole number of groups."""
-    if how.group_size and int(shape[-1]) % how.group_size:
+    if not how.divides(shape):
         raise ValueError(
             f"{name} has rows of {shape[-1]} numbers, which groups of {how.group_size} do not divide: "
             "choose another group_size or exclude it"

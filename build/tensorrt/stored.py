@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -44,12 +45,23 @@ def quantizable(config: EngineConfig) -> list[str]:
 
 
 def quantizations_of(config: EngineConfig) -> dict[str, Quantization]:
-    """How matrices are stored in few bits, but for those that a pattern excludes."""
+    """How matrices are stored in few bits, but for those that a pattern excludes.
+
+    Raises `ValueError` with patterns of all those whose rows do not hold a whole number of groups.
+    """
     build = config.build
-    if build.weights in (None, build.activations):
+    if not build.changes_matrices:
         return {}
     how = Quantization(str(build.weights), build.group_size or 0)
-    return {name: how for name in quantizable(config) if not any(fnmatchcase(name, p) for p in build.exclude)}
+    names = [name for name in quantizable(config) if not any(fnmatchcase(name, p) for p in build.exclude)]
+    table = config.model.weight_table()
+    uneven = {re.sub(r"\d+", "*", name) for name in names if not how.divides(table[name].shape)}
+    if uneven:
+        raise ValueError(
+            f"groups of {how.group_size} do not divide the rows of {', '.join(sorted(uneven))}: "
+            "choose another group_size or exclude them"
+        )
+    return dict.fromkeys(names, how)
 
 
 def stored_weights(config: EngineConfig) -> dict[str, StoredWeight]:

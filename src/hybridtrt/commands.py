@@ -166,6 +166,7 @@ def verify(args: argparse.Namespace) -> int:
         print("warning: the engine's experts have a capacity, those of transformers have none", file=sys.stderr)
     weights = None if config.weights == engine.model.dtype else config.weights
     kept = {"weights": weights, "states": config.state_dtype, "KV": config.kv_cache_dtype}
+    kept["activations"] = config.activations
     rounded = [f"{what} in {dtype}" for what, dtype in kept.items() if dtype not in (None, "float32")]
     if rounded and args.threshold is None:
         print(

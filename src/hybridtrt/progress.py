@@ -26,12 +26,13 @@ def byte_progress(label: str) -> Iterator[Callable[[int, int], None]]:
             yield draw
         return
     started = last = time.monotonic()
+    printed = -1
 
     def print_line(done: int, total: int) -> None:
-        nonlocal last
+        nonlocal last, printed
         now = time.monotonic()
-        if now - last >= LINE_SECONDS or done == total:
-            last = now
+        if done != printed and (now - last >= LINE_SECONDS or done == total):
+            last, printed = now, done
             rate = done / max(now - started, 1e-9) / 1e9
             print(f"{label}: {done / 1e6:.0f} of {total / 1e6:.0f} MB, {rate:.2f} GB/s", file=sys.stderr, flush=True)
 
