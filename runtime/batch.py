@@ -34,7 +34,8 @@ class BlockTable:
 
     def rows(self, rows: Indices, tokens: int) -> Int32:
         """The block table `[B, P]` of these rows, of which the longest has `tokens` tokens."""
-        return self._table[rows, : self.pool.end(tokens)]
+        end = self.pool.end(tokens)
+        return self._table[rows, :end] if len(rows) > 1 else self._table[rows.item(0)][None, :end]
 
 
 class BatchBuilder:
@@ -61,7 +62,7 @@ class BatchBuilder:
             logits_indices=self._numbers[: plan.singles],
             state_src=now.source,
             state_dst=now.target,
-            block_tables=self._block_tables(plan.rows, int(now.computed.max()) + 1),
+            block_tables=self._block_tables(plan.rows, now.computed.item(now.computed.argmax()) + 1),
         )
 
     def _mixed(self, plan: Plan) -> StepBatch:

@@ -76,6 +76,9 @@ class CacheManager:
 
     def ready(self, now: Numbers) -> NDArray[np.bool_]:
         """Which rows [N] can run the token that was sampled last, and just that, without `grow` and `stage`."""
+        if len(now.computed) == 1:  # where a step has driven numpy out of the caches its calls cost more than these
+            computed = now.computed.item()
+            return np.array([now.pending.item() == 1 and computed < now.room.item() and self._sound(now, computed)])
         ready = (now.pending == 1) & (now.computed < now.room)
         if self.states is not None:
             ready &= self.states.sound(now)
@@ -122,6 +125,8 @@ class CacheManager:
 
         `now`: as it was before. Returns which ones have as many as they may have.
         """
+        if len(rows) == 1:  # as in `ready`
+            return np.array([self._commit_single(sequences[0], now, sampled.item(0))])
         computed = now.computed + np.int32(1)
         self.rows.advance(rows, computed, sampled)
         if self.states is not None:
@@ -131,6 +136,19 @@ class CacheManager:
             for i in (computed % self.pages.page_size == 0).nonzero()[0].tolist():
                 self._register(sequences[i])
         return np.asarray(computed >= now.max_cached)
+
+    def _commit_single(self, sequence: Sequence, now: Numbers, sampled: int) -> bool:
+        computed: int = now.computed.item() + 1
+        self.rows.advance_one(sequence.row, computed, sampled)
+        if self.states is not None:
+            self.states.commit(sequence)
+        if self.options.reuse and computed % self.pages.page_size == 0:
+            self._register(sequence)
+        return computed >= sequence.max_cached
+
+    def _sound(self, now: Numbers, computed: int) -> bool:
+        """Of the one row there is."""
+        return self.states is None or self.states.holds(now.source.item(), now.source_generation.item(), computed)
 
     def fork(self, leader: Sequence, follower: Sequence) -> Copies | None:
         """Let a follower run on from all that its leader has computed.

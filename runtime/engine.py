@@ -131,8 +131,8 @@ class Engine:
     def generate(self, requests: Iterable[Request], on_output: Callable[[Output], None] | None = None) -> list[Result]:
         """Run requests to their ends in one batch and return their answers in the order asked.
 
-        Raises `ValueError`, before anything runs, when one of them is invalid; of several its id is named. `on_output` also sees the outputs of
-        requests that were submitted before.
+        Raises `ValueError`, before anything runs, when one of them is invalid; of several its id is named. `on_output`
+        also sees the outputs of requests that were submitted before.
         """
         requests = list(requests)
         outputs: dict[str, list[Output]] = {request.id: [] for request in requests}
@@ -282,11 +282,13 @@ class Engine:
         outputs: list[Output] = []
         sampled = choice.array[: plan.singles]
         full = self._caches.commit_singles(plan.sequences, plan.rows, plan.now, sampled)
-        goes_on = (plan.now.direct > full).tolist()
-        rows = zip(range(plan.singles), plan.sequences, choice.tokens, choice.valid, goes_on, strict=False)
-        for i, sequence, token, valid, direct in rows:
+        direct = plan.now.direct.tolist()
+        rows = zip(
+            range(plan.singles), plan.sequences, choice.tokens, choice.valid, direct, full.tolist(), strict=False
+        )
+        for i, sequence, token, valid, is_direct, is_full in rows:
             try:
-                if direct and valid and token not in sequence.stop_ids:
+                if is_direct and valid and not is_full and token not in sequence.stop_ids:
                     sequence.output_ids.append(token)
                     if (output := sequence.answer.next(token)) is not None:
                         outputs.append(output)

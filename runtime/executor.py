@@ -38,7 +38,7 @@ class Executor:
             self._runner.clear_slots([sequence.target for sequence in plan.started])
         if not plan.sequences:
             return np.zeros((0, self._runner.info.vocab_size), np.float32)
-        for i in (*_special(plan), *range(plan.singles, len(plan.sequences))):
+        for i in (*plan.special, *range(plan.singles, len(plan.sequences))):
             if (guide := plan.sequences[i].guide) is not None:
                 plan.guided = True
                 if plan.logits[i]:
@@ -54,7 +54,7 @@ class Executor:
 
     def sample(self, plan: Plan, logits: Logits) -> Choice:
         """Sample from the logits of a plan: for sequence `i` the next `plan.logits[i]` rows of the result."""
-        sequences, ahead, special = plan.sequences, [0] * plan.singles, _special(plan)
+        sequences, ahead, special = plan.sequences, [0] * plan.singles, list(plan.special)
         if plan.singles < len(sequences):
             sequences = sequences[: plan.singles]
         for i in range(plan.singles, len(plan.sequences)):
@@ -88,11 +88,6 @@ class Executor:
         pages, slots = self._caches.take_lost()
         if self._poison and (pages or slots):
             self._runner.poison(pages, slots)
-
-
-def _special(plan: Plan) -> list[int]:
-    """The singles that are not `plain`."""
-    return [] if plan.now.plain.all() else (plan.now.plain == 0).nonzero()[0].tolist()
 
 
 def _score_prompts(plan: Plan, logits: Logits) -> Logits:

@@ -32,6 +32,7 @@ class Numbers(NamedTuple):
     direct: Int32  # `Sequence.direct`
 
 
+_COMPUTED, _LAST = map(Numbers._fields.index, ("computed", "last"))
 NO_ROWS: Indices = np.zeros(0, np.intp)
 NO_NUMBERS = Numbers(*np.zeros((len(Numbers._fields), 0), np.int32))
 
@@ -68,6 +69,10 @@ class Rows:
     def advance(self, rows: Indices, computed: Int32, last: NDArray[np.int64]) -> None:
         """Each of some rows has run its last token `[N]`, has `computed` tokens now and has sampled another `last`."""
         self.numbers.computed[rows], self.numbers.last[rows] = computed, last
+
+    def advance_one(self, row: int, computed: int, last: int) -> None:
+        """`advance` of one row."""
+        self.cells[_COMPUTED, row], self.cells[_LAST, row] = computed, last
 
     def faults(self, running: Iterable[Sequence]) -> list[str]:
         """What is wrong with the accounts, one line a fault."""

@@ -58,6 +58,7 @@ class Plan:
     singles: int = 0
     rows: Indices = field(default_factory=lambda: NO_ROWS)
     now: Numbers = NO_NUMBERS  # of these rows, before the step
+    special: list[int] = field(default_factory=list)  # which of them are not `plain`
     started: list[Sequence] = field(default_factory=list)
     hits: list[tuple[Sequence, Hit]] = field(default_factory=list)
     swapped_out: list[Sequence] = field(default_factory=list)
@@ -140,6 +141,9 @@ class Scheduler:
             plan.leave_out_preempted()
         if plan.now is NO_NUMBERS:
             plan.now = self.caches.rows.take(plan.rows)
+        plain = plan.now.plain.tolist()
+        if not all(plain):
+            plan.special = [i for i, is_plain in enumerate(plain) if not is_plain]
         return plan
 
     def preempt(self, sequence: Sequence, plan: Plan) -> None:
@@ -192,7 +196,7 @@ class Scheduler:
         running, rows = self._in_rows
         now = self.caches.rows.take(rows)
         ready = self.caches.ready(now)
-        if ready.all() and not (self.limits.max_draft_tokens or self.waiting):
+        if np.count_nonzero(ready) == len(ready) and not (self.limits.max_draft_tokens or self.waiting):
             plan.start(running, rows, now)  # nothing else will run
             return []
         most = 1 + self.limits.max_draft_tokens

@@ -75,6 +75,10 @@ class States:
         tokens, generations = self.slots.tokens[source], self.slots.generations[source]
         return np.asarray((tokens == now.computed) & (generations == now.source_generation))
 
+    def holds(self, slot: int, generation: int, tokens: int) -> bool:
+        """Whether a slot has, of this generation, the states after so many tokens."""
+        return bool(self.slots.tokens.item(slot) == tokens and self.slots.generations.item(slot) == generation)
+
     def commit(self, sequence: Sequence) -> None:
         """The slot that it writes has its states after its computed tokens; it reads them from now on."""
         self.slots.tokens[sequence.target] = sequence.computed

@@ -118,7 +118,10 @@ def test_weights_stay_out_of_an_engine_that_takes_them_as_inputs(engine: Path, t
             "weights='fp8' with compute_capability=80: GPUs have",
         ),
         ({"target": "cpu"}, r"compute_capabilities=\[89\] with target=cpu: expected target tensorrt or tensorrt-rtx"),
-        ({"weights": "int4"}, r"groups of 32 do not divide the rows of layers\.\*\..*: choose another group_size or exclude them"),
+        (
+            {"weights": "int4"},
+            r"groups of 32 do not divide the rows of layers\.\*\..*: choose another group_size or exclude them",
+        ),
     ],
 )
 def test_bad_input_is_one_line(options: dict[str, Any], line: str, tmp_path: Path) -> None:

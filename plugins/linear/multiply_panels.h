@@ -74,7 +74,7 @@ static void multiply_panels(const Matrix& w, Range panels, const float* packed, 
                             int64_t y_stride, const float* bias) {
   const Tactic& tactic = tactic_of(w, rows);
   const int64_t k = padded_k(w), bytes = panel_bytes(w), tiles = tiles_of(rows), chunk_width = packed_width(w, CHUNK);
-  const bool integers = !is_float(w.format);
+  const bool integers = !is_float(w.format), streamed = tiles <= tactic.streamed;
   const bool bf16 = is_bf16(w.format) && !in_pairs(w.format);
   const bool many = bf16 ? (rows + tiles - 1) / tiles > ROWS_BF16 : integers;
   const bool widened = tiles > 1 && many && !tactic.as_stored;
@@ -123,7 +123,7 @@ static void multiply_panels(const Matrix& w, Range panels, const float* packed, 
           part.next = from + (turn < spread ? ahead + turn * chunk_bytes / spread : 0);
           part.next_step = turn < spread ? lesser(chunk_bytes / (spread * steps), 4 * PANEL) : 0;
           const int64_t count = tile_begin(rows, tile + 1) - first;
-          (tactic.streamed ? part_kernel<true>(format, count) : part_kernel<false>(format, count))(part);
+          (streamed ? part_kernel<true>(format, count) : part_kernel<false>(format, count))(part);
         }
       }
     }

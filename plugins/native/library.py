@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +97,9 @@ _STEP_ARRAYS = (
     "state_dst",
     "logits_indices",
 )
+
+
+_arrays_of: Callable[[StepBatch], tuple[Any, ...]] = attrgetter(*_STEP_ARRAYS)
 
 
 class _Step(Structure):
@@ -236,6 +241,9 @@ class Program:
         self._library = load_library()
         self.isa = isa = chosen_isa(isa)
         self.seconds = 0.0  # of the last step
+        self._sizes: tuple[int, ...] = ()  # rows of logits and numbers of each array of the last step
+        self._packed = np.empty(0, np.int32)  # these arrays, one after another
+        self._step = _Step()  # as the library reads them
         self._groups = tuple(groups)
         self._num_nodes = len(nodes)
         self._step_width = step_width
@@ -250,22 +258,15 @@ class Program:
         """Run one step and return logits `[R, vocab_size]`. Raises `MemoryError` where the arena does not fit."""
         tables = [batch.block_tables[group] for group in self._groups]
         asked = [] if batch.token_slots is None else [batch.token_slots]
-        arrays = [*(getattr(batch, name) for name in _STEP_ARRAYS), *tables, *asked]
-        packed = np.concatenate([array.reshape(-1) for array in arrays], dtype=np.int32)  # one array has one address
-        *places, _ = accumulate((array.size * packed.itemsize for array in arrays), initial=packed.ctypes.data)
-        logits = np.empty((len(batch.logits_indices), vocab_size), np.float32)
-        step = _Step(
-            batch.num_tokens,
-            batch.num_sequences,
-            len(logits),
-            len(tables),
-            *places[: len(_STEP_ARRAYS)],
-            (c_void_p * len(tables))(*places[len(_STEP_ARRAYS) : len(_STEP_ARRAYS) + len(tables)]),
-            (c_int64 * len(tables))(*(table.shape[1] for table in tables)),
-            places[-1] if asked else None,
-        )
+        arrays = [*_arrays_of(batch), *(table.ravel() for table in tables), *asked]
+        sizes = (len(batch.logits_indices), *map(len, arrays))
+        if self._sizes != sizes:
+            self._sizes, self._packed = sizes, np.empty(sum(sizes[1:]), np.int32)
+            self._step = _step(self._packed, sizes, len(tables), bool(asked))
+        np.concatenate(arrays, out=self._packed)
+        logits = np.empty((sizes[0], vocab_size), np.float32)
         started = time.perf_counter()
-        failed = self._library.ht_step(self._handle, byref(step), logits.ctypes.data)
+        failed = self._library.ht_step(self._handle, byref(self._step), logits.ctypes.data)
         self.seconds = time.perf_counter() - started
         if failed:
             raise MemoryError(f"no memory for a step of {batch.num_tokens} tokens")
@@ -305,6 +306,25 @@ class Program:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _step(packed: NDArray[np.int32], sizes: Sequence[int], num_tables: int, with_slots: bool) -> _Step:
+    """A step of `sizes[0]` rows of logits whose arrays, of the other sizes, lie in `packed` one after another."""
+    num_logits, *lengths = sizes
+    *places, _ = accumulate((length * packed.itemsize for length in lengths), initial=packed.ctypes.data)
+    of = dict(zip(_STEP_ARRAYS, lengths, strict=False))
+    first, end = len(_STEP_ARRAYS), len(_STEP_ARRAYS) + num_tables
+    widths = (length // max(of["context_lens"], 1) for length in lengths[first:end])
+    return _Step(
+        of["input_ids"],
+        of["context_lens"],
+        num_logits,
+        num_tables,
+        *places[:first],
+        (c_void_p * num_tables)(*places[first:end]),
+        (c_int64 * num_tables)(*widths),
+        places[end] if with_slots else None,
+    )
 
 
 def _operand(operand: Operand) -> _Operand:

@@ -18,25 +18,29 @@ struct Tactic {
   const char* name;
   int first, last;   // ranges for which it is worth trying
   int64_t ahead;     // bytes between what is read and what is prefetched, where there is one tile of rows
-  bool streamed;     // prefetched past the outer caches, where weights would drive out what is read again
+  int64_t streamed;  // up to so many tiles of rows weights are prefetched past the outer caches, where they would drive
+                     // out what is read again: states, the code and the data between two steps
   bool as_stored;    // numbers of few bits are not widened first, with several tiles neither
   int64_t spread;    // most tiles that share the prefetch of the next chunk
   int64_t in_cache;  // bytes of packed rows that are passed over for each panel
 };
 
+constexpr int64_t ALL_TILES = INT64_MAX;
+
 constexpr Tactic TACTICS[] = {
-    {"default", 0, 4, 2048, false, false, 8, 4 << 20},
-    {"ahead 0", 0, 2, 0, false, false, 8, 4 << 20},
-    {"ahead 512", 0, 2, 512, false, false, 8, 4 << 20},
-    {"ahead 4096", 0, 2, 4096, false, false, 8, 4 << 20},
-    {"ahead 8192", 0, 2, 8192, false, false, 8, 4 << 20},
-    {"streamed", 0, 4, 2048, true, false, 8, 4 << 20},
-    {"streamed, ahead 512", 0, 2, 512, true, false, 8, 4 << 20},
-    {"streamed, ahead 8192", 0, 2, 8192, true, false, 8, 4 << 20},
-    {"as stored", 2, 4, 2048, false, true, 8, 4 << 20},
-    {"spread 2", 2, 4, 2048, false, false, 2, 4 << 20},
-    {"in cache 1 MiB", 4, 4, 2048, false, false, 8, 1 << 20},
-    {"in cache 256 KiB", 4, 4, 2048, false, false, 8, 1 << 18},
+    {"default", 0, 4, 2048, 1, false, 8, 4 << 20},
+    {"ahead 0", 0, 2, 0, 1, false, 8, 4 << 20},
+    {"ahead 512", 0, 2, 512, 1, false, 8, 4 << 20},
+    {"ahead 4096", 0, 2, 4096, 1, false, 8, 4 << 20},
+    {"ahead 8192", 0, 2, 8192, 1, false, 8, 4 << 20},
+    {"cached", 0, 2, 2048, 0, false, 8, 4 << 20},
+    {"cached, ahead 512", 0, 2, 512, 0, false, 8, 4 << 20},
+    {"cached, ahead 8192", 0, 2, 8192, 0, false, 8, 4 << 20},
+    {"streamed", 3, 4, 2048, ALL_TILES, false, 8, 4 << 20},
+    {"as stored", 2, 4, 2048, 1, true, 8, 4 << 20},
+    {"spread 2", 2, 4, 2048, 1, false, 2, 4 << 20},
+    {"in cache 1 MiB", 4, 4, 2048, 1, false, 8, 1 << 20},
+    {"in cache 256 KiB", 4, 4, 2048, 1, false, 8, 1 << 18},
 };
 constexpr int64_t NUM_TACTICS = sizeof(TACTICS) / sizeof(TACTICS[0]);
 

@@ -40,6 +40,9 @@ def sample(logits: F32, params: SampleParams) -> Sampled:
 
 def greedy(logits: F32) -> Sampled:
     """The largest logit of each row of `logits` [R, V], the lowest id among equals."""
+    if len(logits) == 1:  # fewer calls of numpy, whose code the step before has driven out of the caches
+        token = int(logits.argmax())
+        return Sampled(np.array([token]), np.array([math.isfinite(logits.item(token))]))
     tokens = logits.argmax(axis=1)
     best = logits[np.arange(len(logits)), tokens]
     return Sampled(tokens, np.isfinite(best))  # argmax finds a NaN if there is one
