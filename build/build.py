@@ -97,7 +97,6 @@ def _warn_of_patterns(config: EngineConfig) -> None:
     """Of patterns of matrices to exclude that match none, or of any where no matrix would be changed."""
     if config.build.exclude and not config.build.changes_matrices:
         log.warning("exclude has no effect: without weights in another format all matrices stay as they are")
-        return
     matrices = config.matrices()
     for pattern in config.build.exclude:
         if not any(fnmatchcase(name, pattern) for name in matrices):

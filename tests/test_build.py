@@ -336,11 +336,16 @@ def test_a_pattern_that_names_nothing_is_a_warning(
     checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     patterns = ("layers.0.*", "lm_haed.weight", "*norm*")  # norms are no matrices, and never quantised
-    build(checkpoint, tmp_path / "engine", replace(LIMITS, exclude=patterns))
-    assert [record.getMessage() for record in caplog.records] == [
+    expected = [
         "exclude pattern 'lm_haed.weight' matches no matrix",
         "exclude pattern '*norm*' matches no matrix",
     ]
+    build(checkpoint, tmp_path / "engine", replace(LIMITS, weights="int8", exclude=patterns))
+    assert [record.getMessage() for record in caplog.records] == expected
+    caplog.clear()
+    build(checkpoint, tmp_path / "engine", replace(LIMITS, exclude=patterns))
+    no_effect = "exclude has no effect: without weights in another format all matrices stay as they are"
+    assert [record.getMessage() for record in caplog.records] == [no_effect, *expected]
 
 
 def test_inspect_counts_the_bytes_that_are_stored(checkpoint: Path, tmp_path: Path) -> None:

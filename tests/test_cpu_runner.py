@@ -18,6 +18,7 @@ from hybridtrt.build.build import build
 from hybridtrt.build.engine import BuildConfig
 from hybridtrt.converters.convert import convert
 from hybridtrt.plugins.native.library import load_library, supported_isas
+from hybridtrt.runtime import load
 from hybridtrt.runtime.cpu_runner import CpuRunner
 from hybridtrt.runtime.forward import full_logits
 from hybridtrt.runtime.load import RuntimeOptions, default_threads, load_runner
@@ -184,6 +185,15 @@ def test_default_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     for other in ("", "0", "many", "4,2"):
         monkeypatch.setenv("OMP_NUM_THREADS", other)
         assert default_threads() >= 1
+
+
+def test_more_threads_than_cores_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(load, "available_cores", lambda: 2)
+    for threads, warnings in ((2, []), (3, ["3 threads on 2 cores wait for each other: fewer are faster"])):
+        load_runner(tiny_engine("qwen3_next"), RuntimeOptions(threads=threads)).close()
+        assert [record.getMessage() for record in caplog.records] == warnings
 
 
 @pytest.mark.parametrize(

@@ -379,7 +379,7 @@ def test_invalid_requests_are_refused_with_one_clear_line(case: str) -> None:
     with pytest.raises(ValueError, match="^" + re.escape(message)) as error:
         engine.submit(request)
     assert "\n" not in str(error.value)
-    with pytest.raises(ValueError, match="^" + re.escape(message)):
+    with pytest.raises(ValueError, match="^x: " + re.escape(message)):
         engine.generate([ask("fine"), request])
     assert not engine.has_work
     assert engine.generate([ask("x", max_tokens=3)])[0].finish_reason == "length"

@@ -28,6 +28,7 @@ def test_lines_now_and_then_and_at_the_end(capsys: pytest.CaptureFixture[str], m
         for i in range(1, 1001):
             now = started + SECONDS * i / 1000
             report(i * total // 1000, total)
+        report(total, total)  # once more changes nothing
     printed = capsys.readouterr()
     lines = printed.err.splitlines()
     assert printed.out == ""

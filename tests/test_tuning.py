@@ -181,11 +181,11 @@ def seconds_of(costs: Mapping[str, float]) -> Callable[..., NDArray[np.float64]]
 @pytest.mark.parametrize(
     ("costs", "budget", "best"),
     [
-        ({"ahead 0": 0.9, "streamed": 0.8}, 1e3, "streamed"),
+        ({"ahead 0": 0.9, "cached": 0.8}, 1e3, "cached"),
         ({"ahead 0": 0.99}, 1e3, DEFAULT),
         ({DEFAULT: 0.9}, 1e3, DEFAULT),
-        ({"streamed": 0.8}, 60.0, None),  # for fewer rounds than it takes
-        ({"streamed": 0.8}, -1.0, None),
+        ({"cached": 0.8}, 60.0, None),  # for fewer rounds than it takes
+        ({"cached": 0.8}, -1.0, None),
     ],
 )
 def test_the_fastest_is_taken(
@@ -204,12 +204,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
-    """Instead of measuring: few rows are fastest with "streamed", and what was asked is noted."""
+    """Instead of measuring: few rows are fastest with "cached", and what was asked is noted."""
     found: list[Question] = []
 
     def fastest(question: Question, *_: object) -> str:
         found.append(question)
-        return "streamed" if question.rows < 2 else DEFAULT
+        return "cached" if question.rows < 2 else DEFAULT
 
     monkeypatch.setattr(tuning, "fastest", fastest)
     return found
@@ -253,7 +253,7 @@ def test_every_product_is_tuned_once(built: Build, asked: list[Question], tmp_pa
     assert found.products.keys() == {str(product) for product in worth_tuning(config)}
     head = str(Product("panel_float32", 0, config.model.vocab_size, config.model.hidden_size))
     for name, chosen in found.products.items():
-        assert chosen == ("streamed", "streamed", DEFAULT, DEFAULT, DEFAULT)
+        assert chosen == ("cached", "cached", DEFAULT, DEFAULT, DEFAULT)
         assert {question.rows for question in asked if str(question.product) == name} == set(
             range(3 if name == head else 5)
         )
@@ -326,9 +326,9 @@ def test_tactics_reach_the_kernels_and_change_no_bit(built: Build, monkeypatch: 
         logits[threads] = full_logits(runner, IDS)
         runner.close()
     np.testing.assert_array_equal(logits[1], logits[2])
-    streamed = known_tactics().names.index("streamed")
+    cached = known_tactics().names.index("cached")
     assert set(seen[0]) == {()}  # of another number of threads
-    assert set(seen[1]) == {(), (streamed, streamed, 0, 0, 0)}
+    assert set(seen[1]) == {(), (cached, cached, 0, 0, 0)}
 
 
 @pytest.mark.usefixtures("small", "asked")
