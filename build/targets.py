@@ -24,10 +24,9 @@ FP8_COMPUTE_CAPABILITY = 89  # the first that has FP8
 
 def check_weights(target: str, weights: str | None, activations: str | None) -> None:
     """Raise `ValueError` for a format of matrices, or a dtype of activations, that the target does not have."""
-    if activations not in (*ACTIVATIONS[target], *([None] if target == CPU else [])):
-        raise ValueError(
-            f"activations={activations!r} with target={target}: expected one of {', '.join(ACTIVATIONS[target])}"
-        )
+    dtypes = ACTIVATIONS[target]
+    if activations not in dtypes and (activations, target) != (None, CPU):
+        raise ValueError(f"activations={activations!r} with target={target}: expected one of {', '.join(dtypes)}")
     if weights is None:
         return
     known = WEIGHTS[target]
