@@ -170,9 +170,10 @@ def test_peers_that_compare(compare: ModuleType) -> None:
     def setup(**changes: Any) -> Any:
         return compare.Setup(**{"cache": Path(), "threads": 1, "weights": "float32", "limits": {}, **changes})
 
-    assert "transformers" in compare.available(setup())
     assert "llama.cpp" not in compare.available(setup())
-    assert compare.available(setup(weights="int8", llama=Path("x"), vllm_python="python")) == ["llama.cpp"]
+    everywhere = ["llama.cpp", "transformers"]
+    for weights, peers in {"int8": everywhere, "bfloat16_rounded": [*everywhere, "vllm"]}.items():
+        assert compare.available(setup(weights=weights, llama=Path("x"), vllm_python="python")) == peers
     assert set(contenders.PEERS) == {"llama.cpp", "transformers", "vllm"}
 
 
