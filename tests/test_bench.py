@@ -11,6 +11,7 @@ from checkpoints import tiny_checkpoint
 from engines import LIMITS, tiny_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from steps import make_batch, place
 
 from hybridtrt.build.build import build
 from hybridtrt.converters.convert import convert
@@ -26,6 +27,7 @@ from hybridtrt.runtime.step_log import LoggedStep
 from hybridtrt.runtime.work import CountedNode, StepShape, Work, counted_nodes, total
 
 FAMILY = "qwen3_next"  # gated delta, attention, experts
+ONE_TOKEN = make_batch([(0, 9, 10)], [[1] * 10], place([10], 16, np.random.default_rng(0)))
 ONE = StepShape((9,), (1,), 1)
 
 
@@ -105,7 +107,7 @@ def test_attention_moves_its_pages_and_a_scan_its_state() -> None:
 def test_a_profile_adds_up() -> None:
     """Half of a phase is spent in its nodes, each of which takes a millisecond a step."""
     nodes = nodes_of()
-    steps = [LoggedStep(ONE, np.full(len(nodes), 1e-3))] * 3
+    steps = [LoggedStep(ONE_TOKEN, np.full(len(nodes), 1e-3))] * 3
     profile = profile_phase("decode", nodes, steps, 3 * len(nodes) * 2e-3)
     assert (profile.phase, profile.steps) == ("decode", 3)
     assert profile.milliseconds == pytest.approx(2 * len(nodes))
@@ -121,7 +123,7 @@ def test_a_profile_adds_up() -> None:
     assert "by layer kind" in profile.render()
     assert "gated_delta" in profile.render()
     with pytest.raises(ValueError, match="nodes were not timed"):
-        profile_phase("decode", nodes, [LoggedStep(ONE)], 1.0)
+        profile_phase("decode", nodes, [LoggedStep(ONE_TOKEN)], 1.0)
 
 
 def test_a_run_is_parted_at_the_last_first_token() -> None:

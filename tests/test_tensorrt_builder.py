@@ -132,11 +132,14 @@ def test_ctrl_c_ends_a_build(tmp_path: Path) -> None:
         if done == 0:
             signal.raise_signal(signal.SIGINT)
 
-    handler = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        builder().build(request(config_of("qwen3_next")), tmp_path / "engine", progress)
-    assert seen
-    assert signal.getsignal(signal.SIGINT) is handler
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells turn off in the background
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            builder().build(request(config_of("qwen3_next")), tmp_path / "engine", progress)
+        assert seen
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, inherited)
 
 
 def test_engines_can_be_captured() -> None:
